@@ -158,7 +158,7 @@ def test_imagenet_has_public_numbers_and_fewer_images_are_refused(tmp_path):
     """De et al. 2022, Table 11: 10,000 of the 1,281,167 training images are for validation."""
     assert public_facts(DataConfig(name="imagenet")).num_examples == 1_281_167
     assert public_facts(DataConfig(name="imagenet", split="train")) == Facts(1_271_167, 1000, 224, 3)
-    with pytest.raises(InputError, match="holds 0 images in 0 folders, not 1281167 in 1000"):
+    with pytest.raises(InputError, match=f"{tmp_path}/imagenet/train is missing"):
         load(DataConfig(name="imagenet"), tmp_path, quiet)
 
 
@@ -167,7 +167,7 @@ def test_every_named_set_has_public_facts():
         known = public_facts(DataConfig(name=name))
         assert (known.num_examples, known.num_classes, known.channels, known.image_size) == (
             named.num_train,
-            named.num_classes,
+            len(named.classes),
             *named.shape[:2],
         )
         assert public_facts(DataConfig(name=name, split="train")).num_examples == named.num_train - named.num_valid

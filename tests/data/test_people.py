@@ -17,7 +17,7 @@ from sfumato.accounting.mechanism import Mechanism
 from sfumato.clipping import clipped_grad
 from sfumato.data.catalogue import Facts
 from sfumato.data.images import ImageSet
-from sfumato.data.views import People, Together
+from sfumato.data.views import People, Views
 from sfumato.errors import InputError
 from sfumato.evaluation.objective import Objective
 from sfumato.evaluation.scores import predict_logits
@@ -55,7 +55,7 @@ def step_of(model, images, objective, clipping_norm, **speed):
     people = People(images, LIMIT)
     keys = {"clipping_norm": clipping_norm, "augmult": LIMIT, "per_view": True}
     grad_fn = clipped_grad(model, objective.loss, **keys, **speed)
-    return people, PrivateStep(grad_fn, Mechanism(len(people), len(people), 1.0, 1), Together())
+    return people, PrivateStep(grad_fn, Mechanism(len(people), len(people), 1.0, 1), Views("none", 0, 0))
 
 
 def summed(model, images, objective, clipping_norm, drawn=None, **speed):

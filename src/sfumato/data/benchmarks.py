@@ -10,7 +10,7 @@ import torch
 
 from sfumato.config import DataConfig
 from sfumato.data import imagenet
-from sfumato.data.catalogue import ARCHIVES, NAMED, Facts, public_facts
+from sfumato.data.catalogue import ARCHIVES, NAMED, Facts, missing, public_facts
 from sfumato.data.decoding import decode_cached, report_unreadable
 from sfumato.data.examples import Dataset, check_proportions
 from sfumato.data.images import ImageSet, Scale, normalisation
@@ -111,12 +111,10 @@ class NamedListing:
         name = self._config.name
         if name == "digits":
             return _digits()
-        where = "Name the folder that holds it by --data-root or the variable SFUMATO_DATA."
-        if self._root is None:
-            raise InputError(f"{self._title} lies in no known folder. {where}")
-        for path in (self._root / relative for relative in self._named.files):
-            if not path.is_file():
-                raise InputError(f"{self._title}: {path} is missing. {where}")
+        lacks = missing(name, self._root)
+        if self._root is None or lacks is not None:
+            where = "Name the folder that holds it by --data-root or the variable SFUMATO_DATA."
+            raise InputError(f"{self._title}: {lacks} is missing. {where}")
         if self._named.folders:
             return self._of_folders(self._root / self._named.folders[0], image_size)
         if name == "imagenet32":
@@ -162,20 +160,15 @@ class NamedListing:
         for part, count in zip(named.folders[1:], (named.num_train, named.num_test), strict=True):
             place = home / part
             if place.is_dir():
-                found = [
-                    dataclasses.replace(file, label=file.name.split("/")[0] if "/" in file.name else "")
-                    for file in find_images(place)
-                ]
-            elif self._config.name == "imagenet" and (home / ARCHIVES[part]).is_file():
-                place, found = home / ARCHIVES[part], imagenet.images_of(home, part)
+                found = [dataclasses.replace(file, label=file.name.rpartition("/")[0]) for file in find_images(place)]
+                found = [dataclasses.replace(file, label=file.label.partition("/")[0]) for file in found]
             else:
-                found = []
+                place, found = home / ARCHIVES[part], imagenet.images_of(home, part)
             classes = sorted({file.label for file in found} - {""})
-            if len(found) != count or len(classes) != named.num_classes or any(not file.label for file in found):
-                raise InputError(
-                    f"{self._title}: {place} holds {len(found)} images in {len(classes)} folders, not {count} in "
-                    f"{named.num_classes}. Put the official archive there, or its images in one folder a class."
-                )
+            if (len(found), len(classes)) != (count, len(named.classes)) or any(not file.label for file in found):
+                held, expected = f"{len(found)} images in {len(classes)} folders", f"{count} in {len(named.classes)}"
+                remedy = "Put the official archive there, or its images in one folder a class."
+                raise InputError(f"{self._title}: {place} holds {held}, not {expected}. {remedy}")
             known = known or classes
             if classes != known:
                 other = next(label for label in classes if label not in known)

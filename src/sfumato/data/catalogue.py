@@ -57,10 +57,6 @@ class NamedSet:
     files: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
 
-    @property
-    def num_classes(self) -> int:
-        return len(self.classes)
-
 
 def _mnist_files(folder: str) -> tuple[str, ...]:
     parts = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
@@ -130,7 +126,7 @@ def missing(name: str, root: Path | None) -> str | None:
     """
     named = NAMED[name]
     if root is None:
-        return "a data root: --data-root or the variable SFUMATO_DATA" if named.files or named.folders else None
+        return "a data root (--data-root or the variable SFUMATO_DATA)" if named.files or named.folders else None
     wanted = [[root / relative] for relative in named.files]
     if named.folders:
         home, *parts = named.folders
@@ -156,4 +152,4 @@ def public_facts(config: DataConfig) -> Facts | None:
             f'"{config.split}". Choose fewer, or take the key out to train on all.'
         )
     channels, size, _ = named.shape
-    return Facts(num_examples, named.num_classes, config.image_size or size, config.channels or channels)
+    return Facts(num_examples, len(named.classes), config.image_size or size, config.channels or channels)

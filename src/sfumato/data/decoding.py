@@ -117,12 +117,40 @@ def decode_cached(root: Path, files: Sequence[ImageFile], *, image_size: int, ch
 
 
 def _from_store(slot: Path, settings: dict[str, Any], files: Sequence[ImageFile], report: Report) -> Decoded:
-    """The images of a store for exactly these files, which is filled first where there is none."""
+    """The images of a store for exactly these files, which is filled first where there is none: with images of the
+    store that was made of the files as they were, where it has them; the others are decoded.
+    """
     entries = [(file.name, file.path.name, *file.stamp, *(file.span or ())) for file in files]
+    size, channels = settings["image_size"], settings["channels"]
 
     def fill(part: Path) -> None:
         store.write(part / _FILES, json.dumps(entries))
-        _fill(part, files, entries, settings["image_size"], settings["channels"], report)
+        shape, dtype = (channels, size, size), stored_type(channels)
+        new = store.Filling(part, len(files), {"values": (shape, dtype), "digests": ((32,), np.dtype(np.uint8))})
+        before, known = slot / store.MADE, {}
+        older = store.read(before) if store.settings_of(before) else None
+        if older is not None:
+            known = {tuple(entry): row for row, entry in enumerate(store.read_json(before / _FILES))}
+        sources = np.array([known.get(entry, -1) for entry in entries], dtype=np.int64)
+        missing = int((sources[new.num_filled :] < 0).sum())
+        report(f"decoding {missing} of {len(files)} images to {size} x {size} pixels")
+        last, done = time.monotonic(), 0
+        for start in range(new.num_filled, len(files), _PART):
+            source = sources[start : start + _PART]
+            decoded, copied = np.flatnonzero(source < 0).tolist(), np.flatnonzero(source >= 0).tolist()
+            fresh = decode_images([files[start + at] for at in decoded], image_size=size, channels=channels)
+            reasons = dict(zip(decoded, fresh.reasons, strict=True))
+            values = np.zeros((len(source), *shape), dtype)
+            values[decoded] = fresh.images.numpy()
+            if older is not None:
+                values[copied] = older.columns["values"][source[copied]]
+                reasons |= {at: older.reasons.get(int(source[at])) for at in copied}
+            bad = {start + at: reason for at, reason in reasons.items() if reason is not None}
+            new.put(bad, values=values, digests=store.sha256_of_each(values))
+            done += len(decoded)
+            if time.monotonic() - last > _PROGRESS_SECONDS:
+                last = time.monotonic()
+                report(f"decoded {done} of {missing} images")
 
     folder, was_there = store.made(slot, {**settings, "files": store.digest(entries)}, fill, report)
     if was_there:
@@ -130,43 +158,6 @@ def _from_store(slot: Path, settings: dict[str, Any], files: Sequence[ImageFile]
     found = store.read(folder)
     reasons = [found.reasons.get(index) for index in range(len(files))]
     return Decoded(torch.from_numpy(found.columns["values"]), reasons, found)
-
-
-def _fill(
-    folder: Path,
-    files: Sequence[ImageFile],
-    entries: Sequence[tuple[Any, ...]],
-    image_size: int,
-    channels: int,
-    report: Report,
-) -> None:
-    """Images of the store that was made of the files as they were, where it has them; the others are decoded."""
-    shape, dtype = (channels, image_size, image_size), stored_type(channels)
-    new = store.Filling(folder, len(files), {"values": (shape, dtype), "digests": ((32,), np.dtype(np.uint8))})
-    before, known = folder.parent / "made", {}
-    older = store.read(before) if store.settings_of(before) else None
-    if older is not None:
-        known = {tuple(entry): row for row, entry in enumerate(store.read_json(before / _FILES))}
-    sources = np.array([known.get(entry, -1) for entry in entries], dtype=np.int64)
-    missing = int((sources[new.num_filled :] < 0).sum())
-    report(f"decoding {missing} of {len(files)} images to {image_size} x {image_size} pixels")
-    last, done = time.monotonic(), 0
-    for start in range(new.num_filled, len(files), _PART):
-        source = sources[start : start + _PART]
-        decoded, copied = np.flatnonzero(source < 0).tolist(), np.flatnonzero(source >= 0).tolist()
-        fresh = decode_images([files[start + at] for at in decoded], image_size=image_size, channels=channels)
-        values = np.zeros((len(source), *shape), dtype)
-        values[decoded] = fresh.images.numpy()
-        reasons = dict(zip(decoded, fresh.reasons, strict=True))
-        if older is not None:
-            values[copied] = older.columns["values"][source[copied]]
-            reasons |= {at: older.reasons.get(int(source[at])) for at in copied}
-        bad = {start + at: reason for at, reason in reasons.items() if reason is not None}
-        new.put(bad, values=values, digests=store.sha256_of_each(values))
-        done += len(decoded)
-        if time.monotonic() - last > _PROGRESS_SECONDS:
-            last = time.monotonic()
-            report(f"decoded {done} of {missing} images")
 
 
 def decode_images(files: Sequence[Path | ImageFile], *, image_size: int, channels: int) -> Decoded:

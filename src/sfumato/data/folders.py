@@ -175,8 +175,8 @@ class Listing:
         if self.beyond:
             people = len({train[place].group for place in self.beyond})
             report(
-                f"{len(self.beyond)} of these beyond privacy.max_images_per_person = {limit} ({people} of the groups) are "
-                "left out: they contribute nothing. A fixed hash of each name decides which. These numbers are private"
+                f"{len(self.beyond)} of these beyond privacy.max_images_per_person = {limit} ({people} of the groups) "
+                "are left out: they contribute nothing. A fixed hash of names decides which. These numbers are private"
             )
 
 

@@ -176,9 +176,9 @@ def _batch(name: str, named: NamedSet, path: Path) -> tuple[np.ndarray, np.ndarr
         pixels, labels = held["data"], np.asarray(held["labels"])
         if pixels.dtype != np.uint8 or pixels.shape != (len(labels), np.prod(named.shape)):
             raise ValueError(f"its images are {pixels.dtype} of shape {pixels.shape}")
-        known = range(1, 1 + named.num_classes)
+        known = range(1, 1 + len(named.classes))
         if labels.ndim != 1 or labels.dtype.kind not in "iu" or not np.isin(labels, known).all():
-            raise ValueError(f"labels are not all in 1 to {named.num_classes}")
+            raise ValueError(f"labels are not all in 1 to {len(named.classes)}")
     return pixels.reshape(-1, *named.shape), labels.astype(np.int64) - 1
 
 

@@ -101,7 +101,7 @@ def with_groups(group_by: str | None, files: Sequence[ImageFile], root: Path, re
             report(f'{root} has a column "group", which is not used: data.group_by = "group" keeps a group on one side')
         return [dataclasses.replace(file, group=None) for file in files]
     if group_by == "group" and any(file.group for file in files):
-        named = [(file, file.group) for file in files]
+        named = [file.group for file in files]
         remedy = "Fill its group in, as for all others, or take data.group_by out"
     else:
         remedy = "Correct the expression, or rename the file"
@@ -112,10 +112,9 @@ def with_groups(group_by: str | None, files: Sequence[ImageFile], root: Path, re
                 f"data.group_by = {group_by!r} has no (group) to read from a path. Put what names a person in "
                 "parentheses, as in '(patient[0-9]+)'; 'group' alone is a column of the table of labels."
             )
-        matches = [expression.search(file.name) for file in files]
-        named = [(file, match[1] if match else None) for file, match in zip(files, matches, strict=True)]
+        named = [match[1] if (match := expression.search(file.name)) else None for file in files]
     grouped = []
-    for file, group in named:
+    for file, group in zip(files, named, strict=True):
         group = unicodedata.normalize("NFC", (group or "").strip())
         if not group:
             raise InputError(f"data.group_by = {group_by!r} reads no group from {file.name}. {remedy}.")

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 KINDS = ("images", "features", "unpacked")
-_PART, _MADE, _SETTINGS, _FILLED = "part", "made", "settings.json", "filled.json"
+_PART, MADE, _SETTINGS, _FILLED = "part", "made", "settings.json", "filled.json"
 _is_off: ContextVar[bool] = ContextVar("cache_is_off", default=False)
 
 Columns = Mapping[str, tuple[tuple[int, ...], np.dtype]]
@@ -77,7 +77,7 @@ def made(slot: Path, settings: Mapping[str, Any], fill: Callable[[Path], None], 
     slot.mkdir(mode=0o700, parents=True, exist_ok=True)
     slot.parent.chmod(0o700)
     settings = json.loads(json.dumps(settings))
-    part, whole = slot / _PART, slot / _MADE
+    part, whole = slot / _PART, slot / MADE
     with _alone(slot, report):
         if settings_of(whole) == settings:
             return whole, True
@@ -227,7 +227,7 @@ def entries() -> list[Entry]:
     found = []
     for kind in KINDS:
         for slot in sorted(cache_folder().glob(f"*.{kind}")):
-            settings = settings_of(slot / _MADE) or settings_of(slot / _PART) or {}
+            settings = settings_of(slot / MADE) or settings_of(slot / _PART) or {}
             sizes = [path.stat().st_size for path in slot.rglob("*") if path.is_file()]
             found.append(Entry(slot, kind, settings.get("root"), sum(sizes)))
     return sorted(found, key=lambda entry: -entry.num_bytes)

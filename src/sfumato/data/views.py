@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sfumato.config import AugmentationKind, ResolvedAugmentation
 from sfumato.data.augmentation import augment
@@ -37,54 +38,9 @@ class ViewWords:
         return words.reshape(len(indices), 16 * num_blocks)[:, : self.num_views]
 
 
+Drawn = Examples | WithCanaries
 ViewBits = np.ndarray | ViewWords
 """What gives (b, K) words when it is indexed by (b,) examples: words of all (N, K), or those of a key."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Views:
-    """Which views of an image are averaged; ``augmult`` = K, 0 for the image as it is."""
-
-    kind: AugmentationKind
-    augmult: int
-    padding: int
-
-    @classmethod
-    def of(cls, resolved: ResolvedAugmentation) -> "Views":
-        return cls(resolved.kind, resolved.augmult, resolved.padding)
-
-    def make(
-        self, examples: Examples | WithCanaries, indices: torch.Tensor, view_bits: ViewBits, device: torch.device
-    ) -> torch.Tensor:
-        """(b, K, C, H, W), or the examples as they are, (b, *shape), where K is 0.
-
-        Args:
-            examples: All of them; images, where views are made.
-            indices: (b,), which ones.
-            view_bits: Uniform words: a view depends on (example, view) alone, whatever else is drawn.
-            device: Where they are made.
-        """
-        if not self.augmult:
-            return examples.batch(indices, device)
-        bits = torch.from_numpy(view_bits[indices.numpy()].astype(np.int64))
-        if isinstance(examples, WithCanaries):
-            return examples.of_each(indices, lambda own, at, which: self.of_bits(own, at, bits[which], device))
-        return self.of_bits(examples, indices, bits, device)
-
-    def of_bits(
-        self, images: Examples, indices: torch.Tensor, bits: torch.Tensor, device: torch.device
-    ) -> torch.Tensor:
-        """(b, K, C, H, W), from each view's own bits: (b, K), int64."""
-        assert isinstance(images, ImageSet)
-        size = images.crop if self.kind in ("crop", "crop_flip") else None
-        inputs = images.batch(indices, device) if size is None else images.whole(indices, device)
-        return augment(inputs, bits.to(device), self.kind, self.padding, images.mean, images.std, size=size)
-
-    def with_labels(
-        self, examples: Examples | WithCanaries, indices: torch.Tensor, view_bits: ViewBits, device: torch.device
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `make` gives, and the (b,) labels."""
-        return self.make(examples, indices, view_bits, device), examples.labels[indices].to(device)
 
 
 class People:
@@ -117,7 +73,7 @@ class People:
     def __len__(self) -> int:
         return len(self._counts)
 
-    def together(self, people: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def together(self, people: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """Images (m, K, *shape), labels (m, K), and weights (m, K).
 
         Args:
@@ -129,14 +85,48 @@ class People:
         return images.view(*places.shape, *images.shape[1:]), self._images.labels[places].to(device), weights.to(device)
 
 
-class Together:
-    """In the place of `Views`: the images of each person, as they are."""
+@dataclasses.dataclass(frozen=True)
+class Views:
+    """Which views of an image are averaged; ``augmult`` = K, 0 for the image as it is."""
+
+    kind: AugmentationKind
+    augmult: int
+    padding: int
+
+    @classmethod
+    def of(cls, resolved: ResolvedAugmentation) -> "Views":
+        return cls(resolved.kind, resolved.augmult, resolved.padding)
+
+    def make(self, examples: Drawn, indices: Tensor, view_bits: ViewBits, device: torch.device) -> Tensor:
+        """(b, K, C, H, W), or the examples as they are, (b, *shape), where K is 0.
+
+        Args:
+            examples: All of them; images, where views are made.
+            indices: (b,), which ones.
+            view_bits: Uniform words: a view depends on (example, view) alone, whatever else is drawn.
+            device: Where they are made.
+        """
+        if not self.augmult:
+            return examples.batch(indices, device)
+        bits = torch.from_numpy(view_bits[indices.numpy()].astype(np.int64))
+        if isinstance(examples, WithCanaries):
+            return examples.of_each(indices, lambda own, at, which: self.of_bits(own, at, bits[which], device))
+        return self.of_bits(examples, indices, bits, device)
+
+    def of_bits(self, images: Examples, indices: Tensor, bits: Tensor, device: torch.device) -> Tensor:
+        """(b, K, C, H, W), from each view's own bits: (b, K), int64."""
+        assert isinstance(images, ImageSet)
+        size = images.crop if self.kind in ("crop", "crop_flip") else None
+        inputs = images.batch(indices, device) if size is None else images.whole(indices, device)
+        return augment(inputs, bits.to(device), self.kind, self.padding, images.mean, images.std, size=size)
 
     def with_labels(
-        self, examples: People, indices: torch.Tensor, view_bits: object, device: torch.device
-    ) -> tuple[torch.Tensor, ...]:
-        """`People.together`; no views are drawn."""
-        return examples.together(indices, device)
+        self, examples: Drawn | People, indices: Tensor, view_bits: ViewBits, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        """What `make` gives, and the (b,) labels; or people, `together`: their images as they are."""
+        if isinstance(examples, People):
+            return examples.together(indices, device)
+        return self.make(examples, indices, view_bits, device), examples.labels[indices].to(device)
 
 
 def _chacha20(key: bytes, counters: np.ndarray) -> np.ndarray:

@@ -52,7 +52,7 @@ class Statistics:
 
 
 class Gathers(Protocol):
-    """Makes inputs and targets of examples: `Views` of images, or people `Together`."""
+    """Makes inputs and targets of examples: `Views`."""
 
     def with_labels(
         self, examples: Any, indices: torch.Tensor, view_bits: ViewBits, device: torch.device
@@ -101,7 +101,7 @@ class PrivateStep:
     Args:
         grad_fn: From ``clipped_grad``; states its own sensitivity.
         mechanism: The public numbers.
-        views: How images become inputs and targets: `Views`, or people `Together`.
+        views: How images become inputs and targets: `Views`.
     """
 
     def __init__(self, grad_fn: GradFn, mechanism: Mechanism, views: "Gathers") -> None:
