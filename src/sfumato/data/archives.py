@@ -33,7 +33,7 @@ DAMAGED = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
 """What damaged archives raise when they are read."""
 _ORIGINAL = "Put the original archive there."
 _SUFFIXES = (".tar", ".parquet")
-_IMAGES, _INDEX = "images.bin", "index.jsonl"
+_IMAGES, _INDEX = "images.bin", "index.json"
 _PASSED_OVER = ("readme.md", "readme.txt", "dataset_info.json", "license", "thumbs.db", "desktop.ini")
 _MOST_BYTES, _MOST_BYTES_OF_A_LABEL = 2**28, 2**24  # of one member
 _MOST_SIGNS = 1000
@@ -88,12 +88,12 @@ def unpacked(root: Path, found: Sequence[Path], report: Report, unpack_to: Path 
         slot = store.slot_of(settings, "unpacked")
         if slot is None:
             raise InputError(f"{root} holds archives, which are unpacked into a cache folder: leave --no-cache out.")
-        stamps = {"archives": [[path.name, *stamp_of(path)] for path in found]}
+        stamps = {"unpacked": [[path.name, *stamp_of(path)] for path in found]}
         folder, _ = store.made(slot, settings | stamps, lambda part: _unpack(root, found, part, report), report)
     else:
         _unpack(root, found, folder, report)
-    rows = [json.loads(line) for line in (folder / _INDEX).read_text(encoding="utf-8").splitlines()]
     images, stamp = folder / _IMAGES, stamp_of(folder / _IMAGES)
+    rows = store.read_json(folder / _INDEX)
     files = [ImageFile(images, stamp=stamp, **{**row, "span": tuple(row["span"])}) for row in rows]
     return sorted(files, key=lambda file: (file.name, file.span))
 
@@ -114,20 +114,17 @@ def _unpack(root: Path, found: Sequence[Path], folder: Path, report: Report) -> 
         without = [row["name"] for row in rows if not row[column]]
         if 0 < len(without) < len(rows):
             raise InputError(f"{root}: {without[0]} names no {what}, and others do. Give it to all or none.")
-    store.write(folder / _INDEX, "".join(f"{json.dumps(row)}\n" for row in rows))
+    store.write(folder / _INDEX, json.dumps(rows))
 
 
 def _row(
     path: Path, name: str, suffix: str, label: str, group: str, above: Sequence[str], span: tuple[int, int]
 ) -> Row:
     """Of an image by its name in an archive without what tells its kind, the suffix; `above` are its folders."""
-    parts, of_archive = (
-        {PART_MEANT[folder.casefold()] for folder in above if folder.casefold() in PART_MEANT},
-        part_of(path),
-    )
+    parts = {PART_MEANT[folder.casefold()] for folder in above if folder.casefold() in PART_MEANT}
     if len(parts) > 1:
         raise InputError(f"{path}: {name} lies in folders of two parts. Move it.")
-    part = "".join(parts)
+    part, of_archive = "".join(parts), part_of(path)
     if of_archive and part and of_archive != part:
         named = f"the archive is named for {of_archive}. Rename the archive, or the folder."
         raise InputError(f"{path}: {name} lies in {part}/, and {named}")

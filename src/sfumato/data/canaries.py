@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sfumato.data.examples import Examples
 from sfumato.data.images import ImageSet
@@ -65,30 +66,24 @@ class WithCanaries:
     canaries: Examples
     took_part: np.ndarray
 
-    def __post_init__(self) -> None:
-        assert self.own.shape == self.canaries.shape
-        assert self.took_part.shape == (len(self.canaries),) and self.took_part.dtype == bool
-
     def __len__(self) -> int:
         return len(self.own) + len(self.canaries)
 
     @functools.cached_property
-    def labels(self) -> torch.Tensor:
+    def labels(self) -> Tensor:
         """(N,), torch.int64."""
         return torch.cat([self.own.labels, self.canaries.labels])
 
     @functools.cached_property
-    def readable(self) -> torch.Tensor:
+    def readable(self) -> Tensor:
         """(N,), torch.bool."""
         return torch.cat([self.own.readable, torch.from_numpy(self.took_part)])
 
-    def batch(self, indices: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
+    def batch(self, indices: Tensor, device: torch.device | str = "cpu") -> Tensor:
         """(B, *shape), float32; each row depends on its own example alone."""
         return self.of_each(indices, lambda examples, indices, _: examples.batch(indices, device))
 
-    def of_each(
-        self, indices: torch.Tensor, of_part: Callable[[Examples, torch.Tensor, torch.Tensor], torch.Tensor]
-    ) -> torch.Tensor:
+    def of_each(self, indices: Tensor, of_part: Callable[[Examples, Tensor, Tensor], Tensor]) -> Tensor:
         """(B, ...): what is made of the run's own examples and of canaries, in the order of the indices.
 
         Args:

@@ -239,12 +239,9 @@ def beyond_limit(files: Sequence[ImageFile], limit: int | None) -> list[int]:
     """The places of images beyond so many of their group, all but those whose names' hashes are
     smallest: no pixel and no other group decides.
     """
-    groups: dict[str, list[int]] = collections.defaultdict(list)
-    for place, item in enumerate(files):
-        if item.group is not None:
-            groups[item.group].append(place)
-    beyond: list[int] = []
-    for group in groups.values() if limit is not None else ():
-        order = sorted(group, key=lambda place: hash_fraction("kept", files[place].hashed or files[place].name))
-        beyond += order[limit:]
-    return beyond
+    if limit is None:
+        return []
+    groups = collections.defaultdict(list)
+    for place in sorted(range(len(files)), key=lambda at: hash_fraction("kept", files[at].hashed or files[at].name)):
+        groups[files[place].group].append(place)
+    return [place for group, places in groups.items() if group is not None for place in places[limit:]]
