@@ -1,11 +1,28 @@
 """Folders of small images, and a cache of the test's own."""
 
+import io
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+
+
+def quiet(line):
+    pass
+
+
+def tar_of(members, mode: str = "w") -> bytes:
+    """A tar archive of names and contents."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode=mode) as tar:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return file.getvalue()
 
 
 @pytest.fixture(autouse=True)

@@ -15,10 +15,7 @@ from sfumato.config import DataConfig
 from sfumato.data import store
 from sfumato.data.folders import Listing, labelled_images
 from sfumato.errors import InputError
-
-
-def quiet(line):
-    pass
+from tests.data.conftest import quiet, tar_of
 
 
 def image(number, kind="PNG"):
@@ -59,11 +56,7 @@ def shard(tmp_path):
 
     def write(members, name="a.tar", mode="w"):
         (tmp_path / "set").mkdir(exist_ok=True)
-        with tarfile.open(tmp_path / "set" / name, mode) as tar:
-            for member, content in members:
-                info = tarfile.TarInfo(member)
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
+        (tmp_path / "set" / name).write_bytes(tar_of(members, mode))
         return tmp_path / "set"
 
     return write
@@ -91,11 +84,8 @@ def loaded(root, report=quiet, **keys):
 
 
 def labels_by_image(*parts):
-    return {
-        part.integers(torch.tensor([i])).numpy().tobytes(): int(part.labels[i])
-        for part in parts
-        for i in range(len(part))
-    }
+    rows = [row for part in parts for row in zip(part.integers().numpy(), part.labels.tolist(), strict=True)]
+    return {image.tobytes(): label for image, label in rows}
 
 
 def sides(root, **keys):
@@ -307,9 +297,8 @@ def test_persons_are_read_from_the_names_that_members_have(shard, parquet, kind)
     """By made-up names, or names cut at their first dot, each image was a person of its own: epsilon 3, true 301."""
     names = [f"{LABELS[n]}/{n:04d}.p{n % 4}" for n in range(40)]
     if kind == "parquet":
-        root = parquet(
-            [{"image": {"bytes": image(n), "path": f"{names[n]}.png"}, "label": LABELS[n]} for n in range(40)]
-        )
+        images = [{"bytes": image(n), "path": f"{names[n]}.png"} for n in range(40)]
+        root = parquet([{"image": each, "label": LABELS[n]} for n, each in enumerate(images)])
     else:
         labels = [(f"{name}.cls", name[:3].encode()) for name in names if "labels" in kind]
         root = shard(sorted([*((f"{name}.png", image(n)) for n, name in enumerate(names)), *labels]))

@@ -15,10 +15,7 @@ from sfumato.config import DataConfig, parse
 from sfumato.data import catalogue
 from sfumato.data.loading import load, load_for
 from sfumato.errors import InputError
-
-
-def quiet(line):
-    pass
+from tests.data.conftest import quiet
 
 
 def small(monkeypatch, name, **facts):

@@ -15,10 +15,7 @@ from sfumato.data.listing import ImageFile
 from sfumato.data.loading import facts, list_for, load, load_for
 from sfumato.data.views import Views
 from sfumato.errors import InputError
-
-
-def quiet(line):
-    pass
+from tests.data.conftest import quiet
 
 
 def config(**keys):

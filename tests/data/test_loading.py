@@ -13,6 +13,7 @@ from sfumato.config import DataConfig, parse
 from sfumato.data.catalogue import NAMED, Facts, public_facts
 from sfumato.data.loading import facts, load, load_for
 from sfumato.errors import InputError
+from tests.data.conftest import quiet
 
 LAYOUT = {
     "mnist": "MNIST/raw",
@@ -20,10 +21,6 @@ LAYOUT = {
     "cifar10": "cifar-10-batches-py",
     "cifar100": "cifar-100-python",
 }
-
-
-def quiet(line):
-    pass
 
 
 def real_data(name):
