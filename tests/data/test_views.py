@@ -40,13 +40,8 @@ def test_words_are_uniform():
 
 
 def test_views_are_those_of_the_words_of_all_examples():
-    images = ImageSet(
-        torch.randint(0, 256, (30, 3, 8, 8), dtype=torch.uint8),
-        torch.arange(30),
-        torch.ones(30, dtype=torch.bool),
-        (0.5,) * 3,
-        (0.5,) * 3,
-    )
+    pixels, half = torch.randint(0, 256, (30, 3, 8, 8), dtype=torch.uint8), (0.5,) * 3
+    images = ImageSet(pixels, torch.arange(30), torch.ones(30, dtype=torch.bool), half, half)
     views, words, chosen = Views("crop_flip", 4, 2), ViewWords(KEY, 4), torch.tensor([28, 3, 3])
     of_all, _ = views.with_labels(images, chosen, words[np.arange(30)], torch.device("cpu"))
     of_chosen, labels = views.with_labels(images, chosen, words, torch.device("cpu"))
