@@ -9,15 +9,23 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from sfumato.errors import InputError
+
 
 def quiet(line):
     pass
 
 
-def tar_of(members, mode: str = "w") -> bytes:
+def refused(says: str, call: Callable, *given, **keys) -> None:
+    """A call ends by a refusal that says this."""
+    with pytest.raises(InputError, match=says):
+        call(*given, **keys)
+
+
+def tar_of(members, mode: str = "w", **options) -> bytes:
     """A tar archive of names and contents."""
     file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode=mode) as tar:
+    with tarfile.open(fileobj=file, mode=mode, **options) as tar:
         for name, content in members:
             member = tarfile.TarInfo(name)
             member.size = len(content)

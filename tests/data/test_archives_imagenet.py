@@ -12,8 +12,7 @@ from PIL import Image
 from sfumato.config import DataConfig
 from sfumato.data.catalogue import ARCHIVES, missing
 from sfumato.data.loading import load
-from sfumato.errors import InputError
-from tests.data.conftest import quiet, tar_of
+from tests.data.conftest import quiet, refused, tar_of
 from tests.data.test_benchmarks import small
 
 SYNSETS = ("n01440764", "n02102040")
@@ -130,8 +129,7 @@ def test_an_archive_that_is_cut_short_is_refused(home, name):
     content = (home / name).read_bytes()
     for damaged in (content[: len(content) // 2], content[:5120], b""):
         (home / name).write_bytes(damaged)
-        with pytest.raises(InputError, match=rf"{name}.* is cut short.* damaged.*Put the original archive"):
-            load(CONFIG, home.parent, quiet)
+        refused(rf"{name}.* is cut short.* damaged.*Put the original archive", load, CONFIG, home.parent, quiet)
 
 
 def test_a_class_that_is_cut_short_is_refused_by_its_name(home):
@@ -141,8 +139,7 @@ def test_a_class_that_is_cut_short_is_refused_by_its_name(home):
     for end in (at + 50, (at + len(jpeg(2)) + 511) // 512 * 512):  # within an image, and where a header would begin
         nested["n01440764.tar"] = whole[:end]
         (home / TRAIN).write_bytes(tar_of(nested.items()))
-        with pytest.raises(InputError, match=r"img_train.tar: n01440764.tar is cut short"):
-            load(CONFIG, home.parent, quiet)
+        refused(r"img_train.tar: n01440764.tar is cut short", load, CONFIG, home.parent, quiet)
 
 
 TRAIN_FAULTS = {
@@ -156,8 +153,7 @@ TRAIN_FAULTS = {
 @pytest.mark.parametrize(("members", "words"), TRAIN_FAULTS.values(), ids=TRAIN_FAULTS.keys())
 def test_an_archive_of_something_else_is_refused(home, members, words):
     (home / TRAIN).write_bytes(tar_of(members.items()))
-    with pytest.raises(InputError, match=words):
-        load(CONFIG, home.parent, quiet)
+    refused(words, load, CONFIG, home.parent, quiet)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +170,7 @@ def test_labels_that_are_missing_or_damaged_are_refused(home, table, words):
     (home / "LOC_val_solution.csv").unlink()
     if table is not None:
         (home / "LOC_val_solution.csv").write_text(table)
-    with pytest.raises(InputError, match=words):
-        load(CONFIG, home.parent, quiet)
+    refused(words, load, CONFIG, home.parent, quiet)
 
 
 @pytest.mark.parametrize(
@@ -191,8 +186,7 @@ def test_a_damaged_development_kit_is_refused(home, damage, words):
     (home / "LOC_val_solution.csv").unlink()
     members = {f"ILSVRC2012_devkit_t12/data/{each}": content for each, content in {**kit(), **damage}.items()}
     (home / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(tar_of(members.items(), "w:gz"))
-    with pytest.raises(InputError, match=words):
-        load(CONFIG, home.parent, quiet)
+    refused(words, load, CONFIG, home.parent, quiet)
 
 
 def test_archives_stand_in_the_place_of_folders_for_what_can_be_trained_here(home):

@@ -15,7 +15,7 @@ from sfumato.config import DataConfig, parse
 from sfumato.data import catalogue
 from sfumato.data.loading import load, load_for
 from sfumato.errors import InputError
-from tests.data.conftest import quiet
+from tests.data.conftest import quiet, refused
 
 
 def small(monkeypatch, name, **facts):
@@ -125,8 +125,7 @@ CONTENTS = {
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS.keys())
 def test_a_pickle_that_would_run_code_or_is_damaged_is_refused(imagenet32, content, capsys):
     (imagenet32 / "imagenet32/train_data_batch_4").write_bytes(content)
-    with pytest.raises(InputError, match="train_data_batch_4 is damaged"):
-        load(DataConfig(name="imagenet32"), imagenet32, quiet)
+    refused("train_data_batch_4 is damaged", load, DataConfig(name="imagenet32"), imagenet32, quiet)
     assert capsys.readouterr().out == ""
 
 
@@ -153,12 +152,9 @@ def test_sets_of_folders_are_decoded_once_and_bad_files_keep_their_place(tmp_pat
     on_test = load_for(parse(values), tmp_path, quiet)
     assert len(on_test.train) == (9 if name == "imagenet" else 12) and on_test.held_out_name == "test"
     if name == "places365":
-        with pytest.raises(InputError, match="has no validation images"):
-            load(DataConfig(name=name, split="train"), tmp_path, quiet)
+        refused("has no validation images", load, DataConfig(name=name, split="train"), tmp_path, quiet)
     (home / "val/n02").rename(home / "val/n00")  # its images would have the labels of others
-    with pytest.raises(InputError, match="has a folder n00/, which .* has not"):
-        load(config, tmp_path, quiet)
+    refused("has a folder n00/, which .* has not", load, config, tmp_path, quiet)
     (home / "val/n00").rename(home / "val/n02")
     (home / "val/n02/1.JPEG").unlink()
-    with pytest.raises(InputError, match="holds 3 images in 2 folders, not 4 in 2"):
-        load(config, tmp_path, quiet)
+    refused("holds 3 images in 2 folders, not 4 in 2", load, config, tmp_path, quiet)

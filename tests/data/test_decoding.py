@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from sfumato.data.decoding import decode_images
-from sfumato.errors import InputError
+from tests.data.conftest import refused
 
 SIZE = 16
 RAMP = np.linspace(0, 65535, SIZE * SIZE).round().astype(np.uint16).reshape(SIZE, SIZE)
@@ -208,5 +208,4 @@ def test_32_bit_pixels_are_not_guessed(tmp_path, dtype):
 
 
 def test_a_missing_file_is_an_error_of_the_input(tmp_path):
-    with pytest.raises(InputError, match="gone.png cannot be opened"):
-        decode(tmp_path / "gone.png")
+    refused("gone.png cannot be opened", decode, tmp_path / "gone.png")

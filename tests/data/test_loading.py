@@ -13,7 +13,7 @@ from sfumato.config import DataConfig, parse
 from sfumato.data.catalogue import NAMED, Facts, public_facts
 from sfumato.data.loading import facts, load, load_for
 from sfumato.errors import InputError
-from tests.data.conftest import quiet
+from tests.data.conftest import quiet, refused
 
 LAYOUT = {
     "mnist": "MNIST/raw",
@@ -109,8 +109,7 @@ def test_trained_on_train_and_measured_on_test():
     assert torch.equal(plain.train.integers(), on_test.train.integers()) and on_test.held_out_name == "test"
     assert contents(on_test.held_out) == contents(asked().held_out) != contents(plain.held_out)
     assert asked(held_out="test").held_out_name == "test" and asked(split="train", held_out="valid")
-    with pytest.raises(InputError, match="images that are trained on"):
-        asked(held_out="valid")
+    refused("images that are trained on", asked, held_out="valid")
 
 
 def test_the_names_of_real_cifar100_classes_are_those_of_its_files():
@@ -122,8 +121,7 @@ def test_the_names_of_real_cifar100_classes_are_those_of_its_files():
 @pytest.mark.parametrize(("split", "count"), [("train+valid", 1437), ("train", 1150)])
 def test_more_images_than_there_are_are_refused_never_claimed(ask, split, count):
     config = DataConfig(name="digits", split=split, num_examples=count + 1)
-    with pytest.raises(InputError, match=f"data.num_examples = {count + 1} is more than the {count} images"):
-        ask(config, None, quiet)
+    refused(f"data.num_examples = {count + 1} is more than the {count} images", ask, config, None, quiet)
 
 
 def test_the_images_of_a_folder_are_counted_never_stated(two_classes):
@@ -136,8 +134,7 @@ def test_imagenet_has_public_numbers_and_fewer_images_are_refused(tmp_path):
     """De et al. 2022, Table 11: 10,000 of the 1,281,167 training images are for validation."""
     assert public_facts(DataConfig(name="imagenet")).num_examples == 1_281_167
     assert public_facts(DataConfig(name="imagenet", split="train")) == Facts(1_271_167, 1000, 224, 3)
-    with pytest.raises(InputError, match=f"{tmp_path}/imagenet/train is missing"):
-        load(DataConfig(name="imagenet"), tmp_path, quiet)
+    refused(f"{tmp_path}/imagenet/train is missing", load, DataConfig(name="imagenet"), tmp_path, quiet)
 
 
 def test_every_named_set_has_public_facts():
@@ -154,16 +151,13 @@ def test_what_is_stated_of_a_named_set_must_be_true():
     dataset = load(DataConfig(name="digits", mean=[0.25], std=[2.0]), None, quiet)
     assert dataset.mean == (0.25,) and dataset.train.batch(torch.arange(9)).max() == (1 - 0.25) / 2
     for key, value in (("classes", list("abcdefghij")), ("group_by", "(x)"), ("class_proportions", [1.0])):
-        with pytest.raises(InputError, match=f"data.{key}"):
-            load(DataConfig(name="digits", **{key: value}), None, quiet)
+        refused(f"data.{key}", load, DataConfig(name="digits", **{key: value}), None, quiet)
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
 def test_missing_files_are_named_with_the_remedy(name, tmp_path):
-    with pytest.raises(InputError, match=r"--data-root or the variable SFUMATO_DATA"):
-        load(DataConfig(name=name), None, quiet)
-    with pytest.raises(InputError, match=f"{tmp_path}/{LAYOUT[name]}.* is missing.*--data-root"):
-        load(DataConfig(name=name), tmp_path, quiet)
+    refused(r"--data-root or the variable SFUMATO_DATA", load, DataConfig(name=name), None, quiet)
+    refused(f"{tmp_path}/{LAYOUT[name]}.* is missing.*--data-root", load, DataConfig(name=name), tmp_path, quiet)
 
 
 def write_idx(root):
@@ -183,8 +177,7 @@ def test_damaged_idx_files_are_named(tmp_path):
     data = images.read_bytes()
     for damaged in (data[:-1], b"x" + data[1:]):
         images.write_bytes(damaged)
-        with pytest.raises(InputError, match=f"{images} is damaged"):
-            load(DataConfig(name="mnist"), tmp_path, quiet)
+        refused(f"{images} is damaged", load, DataConfig(name="mnist"), tmp_path, quiet)
 
 
 def test_damaged_real_cifar_batches_are_named_before_they_are_unpickled(tmp_path):
