@@ -202,7 +202,7 @@ def test_everything_counts_people():
     ],
 )
 def test_people_who_cannot_be_drawn_are_refused(changes, facts, says):
-    refused(says, resolve, config.parse({**VALUES, **changes}), facts)
+    refused(says, lambda: resolve(config.parse({**VALUES, **changes}), facts))
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import warnings
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 
@@ -20,22 +20,6 @@ from sfumato.data.store import Report, Rows
 from sfumato.errors import InputError
 
 _ORIGINAL = "Put the original file there."
-
-
-class _Raw(NamedTuple):
-    """All images of a named set, its training part first, as its files give them.
-
-    Attributes:
-        images: (N, C, H, W), uint8.
-        labels: (N,), int64.
-        readable: (N,), bool; None: all are.
-        store: Where the images lie on disk; None: in memory.
-    """
-
-    images: torch.Tensor
-    labels: torch.Tensor
-    readable: torch.Tensor | None = None
-    store: Rows | None = None
 
 
 class NamedListing:
@@ -88,42 +72,41 @@ class NamedListing:
 
     def _read(self) -> ImageSet:
         """All images, the training part first."""
-        config, named = self._config, self._named
-        seen = config.image_size or named.shape[1]
-        size = config.stored_size(seen)
-        raw = self._raw(size)
-        total = named.num_train + named.num_test
-        expected = (total, *(raw.images.shape[1:] if named.folders else named.shape))
-        if raw.images.shape != expected or raw.labels.shape != (total,):
-            raise InputError(f"{self._title}: its files hold {tuple(raw.images.shape)}, not {expected}. {_ORIGINAL}")
-        return ImageSet(
-            raw.images,
-            raw.labels,
-            torch.ones(total, dtype=torch.bool) if raw.readable is None else raw.readable,
-            *self._scale,
-            max_value=named.max_value,
-            image_size=None if named.folders or size == named.shape[1] else size,
-            crop=seen if size > seen else None,
-            store=raw.store,
-        )
-
-    def _raw(self, image_size: int) -> _Raw:
-        name = self._config.name
+        name, root = self._config.name, self._root
         if name == "digits":
-            return _digits()
-        lacks = missing(name, self._root)
-        if self._root is None or lacks is not None:
+            return self._images(*_digits())
+        lacks = missing(name, root)
+        if root is None or lacks is not None:
             where = "Name the folder that holds it by --data-root or the variable SFUMATO_DATA."
             raise InputError(f"{self._title}: {lacks} is missing. {where}")
         if self._named.folders:
-            return self._of_folders(self._root / self._named.folders[0], image_size)
+            return self._of_folders(root / self._named.folders[0])
         if name == "imagenet32":
-            rows = imagenet.small_images(name, self._named, self._root, self._report)
+            rows = imagenet.small_images(name, self._named, root, self._report)
             images, labels = (torch.from_numpy(rows.columns[column]) for column in ("values", "labels"))
-            return _Raw(images, labels, store=rows)
-        return self._mnist(self._root) if name in ("mnist", "fashion_mnist") else self._of_torchvision(self._root)
+            return self._images(images, labels, rows)
+        return self._images(*(self._mnist(root) if "mnist" in name else self._of_torchvision(root)))
 
-    def _mnist(self, root: Path) -> _Raw:
+    def _images(self, images: torch.Tensor, labels: torch.Tensor, rows: Rows | None = None) -> ImageSet:
+        """Of the pixels (N, C, H, W), uint8, and labels (N,), int64, that its files hold."""
+        named = self._named
+        expected = (named.num_train + named.num_test, *named.shape)
+        if images.shape != expected or labels.shape != expected[:1]:
+            raise InputError(f"{self._title}: its files hold {tuple(images.shape)}, not {expected}. {_ORIGINAL}")
+        seen = self._config.image_size or named.shape[1]
+        size = self._config.stored_size(seen)
+        return ImageSet(
+            images,
+            labels,
+            torch.ones(len(labels), dtype=torch.bool),
+            *self._scale,
+            max_value=named.max_value,
+            image_size=None if size == named.shape[1] else size,
+            crop=seen if size > seen else None,
+            store=rows,
+        )
+
+    def _mnist(self, root: Path) -> tuple[torch.Tensor, torch.Tensor]:
         # torchvision's own class would prefer other files beside these, pickles of which nothing is known
         from torchvision.datasets.mnist import read_image_file, read_label_file
 
@@ -133,9 +116,9 @@ class NamedListing:
             kinds = (AssertionError, RuntimeError, ValueError, TypeError, LookupError)
             with refusing(f"{self._title}: {root / file} is damaged", _ORIGINAL, *kinds):
                 found.append(read(str(root / file)))
-        return _Raw(torch.cat(found[::2])[:, None], torch.cat(found[1::2]).long())
+        return torch.cat(found[::2])[:, None], torch.cat(found[1::2]).long()
 
-    def _of_torchvision(self, root: Path) -> _Raw:
+    def _of_torchvision(self, root: Path) -> tuple[torch.Tensor, torch.Tensor]:
         """CIFAR-10, CIFAR-100 and SVHN, whose files are compared with their published checksums."""
         from torchvision import datasets
 
@@ -150,9 +133,9 @@ class NamedListing:
                 parts = [kind(str(root), train=train) for train in (True, False)]
         images = torch.cat([torch.as_tensor(part.data) for part in parts])
         labels = [torch.as_tensor(part.labels if name == "svhn" else part.targets).long() for part in parts]
-        return _Raw(images if name == "svhn" else images.permute(0, 3, 1, 2).contiguous(), torch.cat(labels))
+        return images if name == "svhn" else images.permute(0, 3, 1, 2).contiguous(), torch.cat(labels)
 
-    def _of_folders(self, home: Path, image_size: int) -> _Raw:
+    def _of_folders(self, home: Path) -> ImageSet:
         """Of folders `<part>/<class>/*`, or of ImageNet's archives in their place: decoded once to files that
         are mapped.
         """
@@ -175,12 +158,12 @@ class NamedListing:
                 where = f"{home / part} has a folder {other}/, which {home / named.folders[1]} has not"
                 raise InputError(f"{self._title}: {where}. Give both parts the same names of classes.")
             files += [dataclasses.replace(file, name=f"{part}/{file.name}") for file in found]
-        decoded = decode_cached(home, files, image_size=image_size, channels=named.shape[0], report=self._report)
+        seen, channels = self._config.image_size or named.shape[1], named.shape[0]
+        size = self._config.stored_size(seen)
+        decoded = decode_cached(home, files, image_size=size, channels=channels, report=self._report)
         report_unreadable(map(str, files), decoded.reasons, self._report)
         places = {label: place for place, label in enumerate(known)}
-        return _Raw(
-            decoded.images, torch.tensor([places[file.label] for file in files]), decoded.readable, decoded.store
-        )
+        return decoded.seen(seen, self._scale, torch.tensor([places[file.label] for file in files]))
 
     def _normalisation(self) -> Scale:
         """Of a recipe that agrees with the data set: what only a folder lets one choose may be stated, not changed."""
@@ -201,8 +184,8 @@ class NamedListing:
         return normalisation(config.mean, config.std, channels, default=(named.mean * repeat, named.std * repeat))
 
 
-def _digits() -> _Raw:
+def _digits() -> tuple[torch.Tensor, torch.Tensor]:
     from sklearn.datasets import load_digits
 
     found = load_digits()
-    return _Raw(torch.from_numpy(found.images).to(torch.uint8)[:, None], torch.from_numpy(found.target).to(torch.int64))
+    return torch.from_numpy(found.images).to(torch.uint8)[:, None], torch.from_numpy(found.target).to(torch.int64)

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 
 from sfumato.data import store
+from sfumato.data.images import ImageSet, Scale
 from sfumato.data.listing import ImageFile, refusing
 from sfumato.data.store import Report, Rows
 
@@ -74,10 +75,20 @@ class Decoded:
         """(N, 32), uint8: SHA-256 of each image."""
         return store.sha256_of_each(self.images.numpy()) if self.store is None else self.store.columns["digests"]
 
-    @property
-    def max_value(self) -> int:
-        """The integer that stands for white."""
-        return 65535 if self.images.dtype == torch.uint16 else 255
+    def seen(
+        self, image_size: int, scale: Scale, labels: torch.Tensor | None = None, groups: list[str] | None = None
+    ) -> ImageSet:
+        """What a network of that size sees of them, normalised by these constants; without labels all have 0."""
+        return ImageSet(
+            self.images,
+            torch.zeros(len(self.images), dtype=torch.int64) if labels is None else labels,
+            self.readable,
+            *scale,
+            65535 if self.images.dtype == torch.uint16 else 255,
+            groups=groups,
+            crop=image_size if self.images.shape[-1] > image_size else None,
+            store=self.store,
+        )
 
 
 def report_unreadable(names: Iterable[str], reasons: Sequence[str | None], report: Report) -> None:

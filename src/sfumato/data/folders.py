@@ -119,9 +119,8 @@ class Listing:
         )
         decoding.report_unreadable((str(self.root / file.name) for file in self.files), decoded.reasons, self.report)
         self._report_copies(decoded)
-        images = _images_of(decoded, self.facts.image_size, *self.scale)
         groups = None if self.config.group_by is None else [str(item.group) for item in self.files]
-        return dataclasses.replace(images, labels=_labels(self.files, self.classes), groups=groups)
+        return decoded.seen(self.facts.image_size, self.scale, _labels(self.files, self.classes), groups)
 
     def _report_copies(self, decoded: decoding.Decoded) -> None:
         """Says to the owner how many files hold the same image: the guarantee is for each file alone, and of what was
@@ -201,7 +200,7 @@ def decode_files(
         others.
     """
     decoded = decoding.decode_images(files, image_size=round(resize_ratio * image_size), channels=channels)
-    return _images_of(decoded, image_size, mean, std), decoded.reasons
+    return decoded.seen(image_size, (tuple(mean), tuple(std))), decoded.reasons
 
 
 def labelled_images(
@@ -238,20 +237,6 @@ def labelled_images(
         raise InputError(f"{root}: not one image can be decoded. Convert the images, for example to PNG.")
     kept = images.readable.nonzero()[:, 0].tolist()
     return images.subset(kept), [files[place].name for place in kept]
-
-
-def _images_of(decoded: decoding.Decoded, image_size: int, mean: Sequence[float], std: Sequence[float]) -> ImageSet:
-    """What a network of that size sees of decoded images, with label 0 throughout."""
-    return ImageSet(
-        decoded.images,
-        torch.zeros(len(decoded.images), dtype=torch.int64),
-        decoded.readable,
-        tuple(mean),
-        tuple(std),
-        decoded.max_value,
-        crop=image_size if decoded.images.shape[-1] > image_size else None,
-        store=decoded.store,
-    )
 
 
 def _labels(files: Sequence[ImageFile], classes: Sequence[str]) -> torch.Tensor:

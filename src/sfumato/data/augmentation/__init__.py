@@ -49,12 +49,11 @@ def augment(
 
     Args:
         images: (B, C, H, W), C = 1 or 3 where colours change.
-        size: Height and width of crops, at most H and W; None: those of the images, padded.
         bits: (B, K), int64 with values uniform in [0, 2^32).
         kind: See above.
-        padding: Pixels on each edge; at least 0, used by crop, crop_flip and tan (there below H and
-        W). mean, std: Public constants, one per channel, by which images in [0, 1] were normalised:
-            colours are changed in [0, 1]. Without them, images are in [0, 1].
+        padding: Pixels on each edge, used by crop, crop_flip and tan (there below H and W).
+        mean, std: Public constants of each channel, by which images in [0, 1] were normalised; None: they were not.
+        size: Height and width of crops, at most H and W; None: those of the images, padded.
 
     Returns:
         (B, K, C, H, W), normalised like the images, of the same type and on the same device.
@@ -65,10 +64,8 @@ def augment(
         return images[:, None].expand(-1, num_views, -1, -1, -1)
     of_image = torch.arange(num_images, device=images.device).repeat_interleave(num_views)
     bits = bits.flatten()
-    scale = (
-        images.new_tensor([0.0] if mean is None else mean)[:, None, None],
-        images.new_tensor([1.0] if std is None else std)[:, None, None],
-    )
+    shift = images.new_tensor([0.0] if mean is None else mean)[:, None, None]
+    scale = images.new_tensor([1.0] if std is None else std)[:, None, None]
     seen = (height, width) if size is None or kind not in ("crop", "crop_flip") else (size, size)
     views = images.new_empty(len(bits), channels, *seen)
     chunk = max(1, _MAX_PIXELS.get(images.device.type, 2**18) // (height * width))
@@ -76,11 +73,11 @@ def augment(
         part = slice(start, start + chunk)
         pixels = images.index_select(0, of_image[part])
         if kind == "tan":
-            views[part] = _tan(pixels, bits[part], padding, *scale)
+            views[part] = _tan(pixels, bits[part], padding, shift, scale)
         elif kind == "rrc":
             views[part] = _random_resized_crop(pixels, uniforms(bits[part], geometry.NUM_BOX_UNIFORMS + 1))
         elif kind == "simclr":
-            views[part] = _simclr(pixels, bits[part], *scale)
+            views[part] = _simclr(pixels, bits[part], shift, scale)
         else:
             views[part] = _crop_and_flip(pixels, bits[part], kind, 0 if size or kind == "flip" else padding, seen)
     return views.view(num_images, num_views, channels, *seen)
