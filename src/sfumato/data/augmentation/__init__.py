@@ -27,25 +27,24 @@ def augment(
     *,
     size: int | None = None,
 ) -> Tensor:
-    """K views of each image, as a pure function of random bits.
+    """K views of each image, as a pure function of random bits: (B, K, C, H, W), normalised like the images.
 
-    Each view depends on its image and its own 32 bits alone, so that batches may be cut
-    up and views computed in any order. Flips are from left to right, with probability 1/2.
+    Each view depends on its image and its own 32 bits alone: batches may be cut up, and views computed in any order.
+    Flips are from left to right, with probability 1/2.
 
-    ========= ==========================================================================
+    ========= ========================================================================================================
     none      the image itself
     flip      flipped or not
-    crop      a crop at the original size, uniform among all positions in the image with
-              `padding` pixels of mirror padding on each edge (the edge pixel repeated:
-              NumPy's "symmetric"); with `size`, uniform among the parts of that size
+    crop      uniform among all positions in the image with `padding` pixels of mirror padding on each edge (the edge
+              pixel repeated: NumPy's "symmetric"); with `size`, uniform among the parts of that size
     crop_flip crop, then flip
-    rrc       random resized crop: 8 to 100 % of the area, ratio of the sides 3/4 to 4/3,
-              stretched to the original size; then flip ("RRC" of Sander et al. 2022)
-    tan       crop with "reflect" padding (the edge pixel not repeated), flip, and with
-              probability 0.3 colour jitter ("Ours" of Sander et al. 2022)
-    simclr    rrc; colour jitter with probability 0.8, grayscale 0.2, Gaussian blur of
-              standard deviation 0.1 to 2 pixels 0.5 (Chen et al. 2020, Appendix A)
-    ========= ==========================================================================
+    rrc       random resized crop: 8 to 100 % of the area, ratio of the sides 3/4 to 4/3, stretched to the original
+              size; then flip ("RRC" of Sander et al. 2022)
+    tan       crop with "reflect" padding (the edge pixel not repeated), flip, and with probability 0.3 colour
+              jitter ("Ours" of Sander et al. 2022)
+    simclr    rrc; colour jitter with probability 0.8, grayscale 0.2, Gaussian blur of standard deviation 0.1 to 2
+              pixels 0.5 (Chen et al. 2020, Appendix A)
+    ========= ========================================================================================================
 
     Args:
         images: (B, C, H, W), C = 1 or 3 where colours change.
@@ -54,16 +53,12 @@ def augment(
         padding: Pixels on each edge, used by crop, crop_flip and tan (there below H and W).
         mean, std: Public constants of each channel, by which images in [0, 1] were normalised; None: they were not.
         size: Height and width of crops, at most H and W; None: those of the images, padded.
-
-    Returns:
-        (B, K, C, H, W), normalised like the images, of the same type and on the same device.
     """
     num_images, channels, height, width = images.shape
     num_views = bits.shape[1]
     if kind == "none":
         return images[:, None].expand(-1, num_views, -1, -1, -1)
-    of_image = torch.arange(num_images, device=images.device).repeat_interleave(num_views)
-    bits = bits.flatten()
+    of_image, bits = torch.arange(num_images, device=images.device).repeat_interleave(num_views), bits.flatten()
     shift = images.new_tensor([0.0] if mean is None else mean)[:, None, None]
     scale = images.new_tensor([1.0] if std is None else std)[:, None, None]
     seen = (height, width) if size is None or kind not in ("crop", "crop_flip") else (size, size)
