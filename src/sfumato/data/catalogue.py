@@ -147,9 +147,7 @@ def public_facts(config: DataConfig) -> Facts | None:
     available = named.num_train - (named.num_valid if config.split == "train" else 0)
     num_examples = config.num_examples or available
     if num_examples > available:
-        raise InputError(
-            f"data.num_examples = {num_examples} is more than the {available} images of data set {config.name}, split "
-            f'"{config.split}". Choose fewer, or take the key out to train on all.'
-        )
+        there = f"the {available} images of data set {config.name}, split {config.split}"
+        raise InputError(f"data.num_examples = {num_examples} is more than {there}. Choose fewer, or leave it out.")
     channels, size, _ = named.shape
     return Facts(num_examples, len(named.classes), config.image_size or size, config.channels or channels)

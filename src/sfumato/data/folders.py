@@ -98,9 +98,9 @@ class Listing:
             InputError: If no image of a part can be decoded, or there are no test images to hold out.
         """
         if on_test and holds_out_valid_alone(self.files):
+            remedy = 'Add test/, or leave data.held_out = "test" and privacy.score_noise out.'
             raise InputError(
-                "accuracies are asked for on test images, and the folder has valid/ but no test/. Add test/, or leave "
-                'data.held_out = "test" and privacy.score_noise out.'
+                f"accuracies are asked for on test images, and {self.root} has valid/ but no test/. {remedy}"
             )
         held_out: Literal["test", "valid"] = "test" if on_test else self.held_out
         everything = self._decoded()

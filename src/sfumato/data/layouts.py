@@ -108,10 +108,10 @@ def with_groups(group_by: str | None, files: Sequence[ImageFile], root: Path, re
         with refusing(f"data.group_by = {group_by!r} is no regular expression", "Correct it.", re.error):
             expression = re.compile(group_by)
         if not expression.groups:
-            raise InputError(
-                f"data.group_by = {group_by!r} has no (group) to read from a path. Put what names a person in "
-                "parentheses, as in '(patient[0-9]+)'; 'group' alone is a column of the table of labels."
+            remedy = (
+                "Put what names a person in parentheses, as in '(patient[0-9]+)'; 'group' alone is a table's column."
             )
+            raise InputError(f"data.group_by = {group_by!r} has no (group) to read from a path. {remedy}")
         named = [match[1] if (match := expression.search(file.name)) else None for file in files]
     grouped = []
     for file, group in zip(files, named, strict=True):

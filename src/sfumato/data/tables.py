@@ -92,10 +92,8 @@ def _rows(table: Path) -> list[tuple[int, str, dict[str, str]]]:
     columns |= {name.casefold(): name for name in header if name.casefold() == "split" or name == "group"}
     if any(header.count(name) != 1 for name in columns.values()):
         listed = " and ".join(f"one column {name!r}" for name in columns.values())
-        raise InputError(
-            f"{table} needs {listed} in its first line, parted by commas, semicolons or tabs; it has "
-            f"{', '.join(header) or 'none'}. Correct the first line."
-        )
+        needs = f"{listed} in its first line, parted by commas, semicolons or tabs"
+        raise InputError(f"{table} needs {needs}; it has {', '.join(header) or 'none'}. Correct the first line.")
     rows = []
     for line, cells in lines:
         row = {key: _as_text(cells.get(name)) for key, name in columns.items()}
