@@ -77,8 +77,9 @@ class NamedListing:
             return self._images(*_digits())
         lacks = missing(name, root)
         if root is None or lacks is not None:
+            lies = " lies in no known folder" if root is None else f": {lacks} is missing"
             where = "Name the folder that holds it by --data-root or the variable SFUMATO_DATA."
-            raise InputError(f"{self._title}: {lacks} is missing. {where}")
+            raise InputError(f"{self._title}{lies}. {where}")
         if self._named.folders:
             return self._of_folders(root / self._named.folders[0])
         if name == "imagenet32":

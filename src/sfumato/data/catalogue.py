@@ -126,7 +126,7 @@ def missing(name: str, root: Path | None) -> str | None:
     """
     named = NAMED[name]
     if root is None:
-        return "a data root (--data-root or the variable SFUMATO_DATA)" if named.files or named.folders else None
+        return "a data root: --data-root or the variable SFUMATO_DATA" if named.files or named.folders else None
     wanted = [[root / relative] for relative in named.files]
     if named.folders:
         home, *parts = named.folders
