@@ -1,11 +1,36 @@
 """Folders of small images, and a cache of the test's own."""
 
+import io
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from sfumato.errors import InputError
+
+
+def quiet(line):
+    pass
+
+
+def refused(says: str, call: Callable, *given, **keys) -> None:
+    """A call ends by a refusal that says this."""
+    with pytest.raises(InputError, match=says):
+        call(*given, **keys)
+
+
+def tar_of(members, mode: str = "w", **options) -> bytes:
+    """A tar archive of names and contents."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode=mode, **options) as tar:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return file.getvalue()
 
 
 @pytest.fixture(autouse=True)

@@ -28,10 +28,8 @@ def test_uniforms_are_the_documented_function_of_bits_and_counter():
         return word ^ word >> 15
 
     bits = torch.cat([random_bits(50), torch.tensor([0, 1, 2**31, 2**32 - 1])])
-    expected = [
-        [(permute((permute(b) + i * 0x9E3779B9) % 2**32) >> 8) / 2**24 for i in range(40)] for b in bits.tolist()
-    ]
-    assert uniforms(bits, 40).tolist() == expected
+    hashed = [[permute((permute(b) + i * 0x9E3779B9) % 2**32) for i in range(40)] for b in bits.tolist()]
+    assert uniforms(bits, 40).tolist() == [[(word >> 8) / 2**24 for word in row] for row in hashed]
 
 
 @pytest.mark.parametrize("bits", [random_bits(NUMBER), torch.arange(NUMBER)], ids=["random", "consecutive"])
@@ -54,9 +52,8 @@ def reference_boxes(number, height, width):
     image = torch.empty(1, height, width)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return np.array(
-            [RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(number)], dtype=np.float64
-        )
+        boxes = [RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]) for _ in range(number)]
+    return np.array(boxes, dtype=np.float64)
 
 
 def same_distribution(a, b):
@@ -68,7 +65,7 @@ def same_distribution(a, b):
 
 
 @pytest.mark.parametrize("height, width", [(32, 32), (12, 40)])
-def test_boxes_are_distributed_as_in_the_standard_random_resized_crop(height, width):
+def test_boxes_are_distributed_as_in_the_standard_random_resized_crop(height, width, monkeypatch):
     number = 10_000
     numbers = uniforms(random_bits(number), geometry.NUM_BOX_UNIFORMS)
     boxes = torch.stack(geometry.random_boxes(numbers, height, width)).double().numpy()
@@ -76,16 +73,14 @@ def test_boxes_are_distributed_as_in_the_standard_random_resized_crop(height, wi
     assert min(top.min(), left.min()) >= 0 and min(h.min(), w.min()) >= 1
     assert (top + h <= height).all() and (left + w <= width).all() and (boxes == boxes.round()).all()
     reference = reference_boxes(number, height, width).T
-    statistics = (
-        lambda t, le, h, w: h * w,
-        lambda t, le, h, w: h / w,
-        lambda t, le, h, w: t,
-        lambda t, le, h, w: le,
-        lambda t, le, h, w: t + h,
-    )
-    for statistic in statistics:
-        assert same_distribution(statistic(top, left, h, w), statistic(*reference)) > 1e-4
-    *_, h, w = geometry.random_boxes(numbers, height, width, scale=(0.15, 1.0))
+
+    def statistics(top, left, h, w):
+        return h * w, h / w, top, left, top + h
+
+    for ours, theirs in zip(statistics(*boxes), statistics(*reference), strict=True):
+        assert same_distribution(ours, theirs) > 1e-4
+    monkeypatch.setattr(geometry, "_AREA", (0.15, 1.0))
+    *_, h, w = geometry.random_boxes(numbers, height, width)
     assert same_distribution((h * w).double().numpy(), reference[2] * reference[3]) < 1e-6  # the test has power
 
 
@@ -97,16 +92,12 @@ def test_where_no_box_fits_the_largest_central_one_is_taken():
 
 
 def test_jitter_draws_its_factors_uniformly_and_every_order_equally_often(monkeypatch):
-    seen = {}
-    monkeypatch.setattr(
-        colour, "adjust_in_order", lambda pixels, factors, orders: seen.update(factors=factors, orders=orders)
-    )
-    colour.jitter(torch.zeros(NUMBER, 3, 1, 1), uniforms(random_bits(NUMBER), 5), (0.8, 0.4, 0.6, 0.2))
-    for column, (low, high) in zip(
-        seen["factors"].T.numpy(), ((0.2, 1.8), (0.6, 1.4), (0.4, 1.6), (-0.2, 0.2)), strict=True
-    ):
+    monkeypatch.setattr(colour, "adjust_in_order", lambda pixels, factors, orders: (factors, orders))
+    zeros, numbers = torch.zeros(NUMBER, 3, 1, 1), uniforms(random_bits(NUMBER), 5)
+    factors, orders = colour.jitter(zeros, numbers, (0.8, 0.4, 0.6, 0.2))
+    for column, low, high in zip(factors.T.numpy(), (0.2, 0.6, 0.4, -0.2), (1.8, 1.4, 1.6, 0.2), strict=True):
         assert scipy.stats.kstest(column, "uniform", (low, high - low)).pvalue > 1e-4
-    counts = seen["orders"].unique(dim=0, return_counts=True)[1].numpy()
+    counts = orders.unique(dim=0, return_counts=True)[1].numpy()
     assert len(counts) == 24 and scipy.stats.chisquare(counts).pvalue > 1e-4
 
 
@@ -124,13 +115,8 @@ def test_flips_jitter_and_grey_have_their_probabilities():
     assert within(flipped, 0.5, number) and not within(flipped, 0.52, number)
 
     coloured = torch.tensor([0.5, 0.4, 0.6])[None, :, None, None].expand(1, 3, 20, 20)
-    jittered = (
-        (augment(coloured, random_bits(number)[None], "tan", 2)[0, :, :, 0, 0] != coloured[0, :, 0, 0])
-        .any(1)
-        .double()
-        .mean()
-        .item()
-    )
+    seen = augment(coloured, random_bits(number)[None], "tan", 2)[0, :, :, 0, 0]
+    jittered = (seen != coloured[0, :, 0, 0]).any(1).double().mean().item()
     assert within(jittered, 0.3, number) and not within(jittered, 0.32, number)
 
     simclr = augment(coloured, random_bits(number)[None], "simclr")[0, :, :, 10, 10]

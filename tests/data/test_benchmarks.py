@@ -12,13 +12,10 @@ from PIL import Image
 from scipy.io import loadmat, savemat
 
 from sfumato.config import DataConfig, parse
-from sfumato.data import benchmarks, catalogue
+from sfumato.data import catalogue
 from sfumato.data.loading import load, load_for
 from sfumato.errors import InputError
-
-
-def quiet(line):
-    pass
+from tests.data.conftest import quiet, refused
 
 
 def small(monkeypatch, name, **facts):
@@ -85,11 +82,11 @@ def test_imagenet_32_of_other_numbers_of_images_is_refused(imagenet32):
     folder = imagenet32 / "imagenet32"
     contents = {path.name: path.read_bytes() for path in folder.iterdir()}
     (folder / "train_data_batch_7").write_bytes(contents["val_data"])
-    with pytest.raises(InputError, match="its training files hold 110 images, not 100"):
+    with pytest.raises(InputError, match="its files hold 110 images to train on and 20 in val_data, not 100"):
         load(DataConfig(name="imagenet32"), imagenet32, quiet)
     (folder / "train_data_batch_7").write_bytes(contents["train_data_batch_7"])
     (folder / "val_data").write_bytes(pickle.dumps(batch()))
-    with pytest.raises(InputError, match="val_data holds 10 images, not 20"):
+    with pytest.raises(InputError, match="and 10 in val_data, not 100 images to train on and 20"):
         load(DataConfig(name="imagenet32"), imagenet32, quiet)
 
 
@@ -128,8 +125,7 @@ CONTENTS = {
 @pytest.mark.parametrize("content", CONTENTS.values(), ids=CONTENTS.keys())
 def test_a_pickle_that_would_run_code_or_is_damaged_is_refused(imagenet32, content, capsys):
     (imagenet32 / "imagenet32/train_data_batch_4").write_bytes(content)
-    with pytest.raises(InputError, match="train_data_batch_4 is damaged"):
-        load(DataConfig(name="imagenet32"), imagenet32, quiet)
+    refused("train_data_batch_4 is damaged", load, DataConfig(name="imagenet32"), imagenet32, quiet)
     assert capsys.readouterr().out == ""
 
 
@@ -156,17 +152,9 @@ def test_sets_of_folders_are_decoded_once_and_bad_files_keep_their_place(tmp_pat
     on_test = load_for(parse(values), tmp_path, quiet)
     assert len(on_test.train) == (9 if name == "imagenet" else 12) and on_test.held_out_name == "test"
     if name == "places365":
-        with pytest.raises(InputError, match="has no validation images"):
-            load(DataConfig(name=name, split="train"), tmp_path, quiet)
+        refused("has no validation images", load, DataConfig(name=name, split="train"), tmp_path, quiet)
     (home / "val/n02").rename(home / "val/n00")  # its images would have the labels of others
-    with pytest.raises(InputError, match="has a folder n00/, which .* has not"):
-        load(config, tmp_path, quiet)
+    refused("has a folder n00/, which .* has not", load, config, tmp_path, quiet)
     (home / "val/n00").rename(home / "val/n02")
     (home / "val/n02/1.JPEG").unlink()
-    with pytest.raises(InputError, match="holds 3 images in 2 folders, not 4 in 2"):
-        load(config, tmp_path, quiet)
-
-
-def test_every_named_set_has_a_reader():
-    for name, named in catalogue.NAMED.items():
-        assert name == "digits" or named.folders or name in benchmarks._READERS
+    refused("holds 3 images in 2 folders, not 4 in 2", load, config, tmp_path, quiet)

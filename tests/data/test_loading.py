@@ -1,18 +1,19 @@
 import hashlib
 import os
-import shutil
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torchvision.datasets import CIFAR100
 
 from sfumato.config import DataConfig, parse
 from sfumato.data.catalogue import NAMED, Facts, public_facts
 from sfumato.data.loading import facts, load, load_for
 from sfumato.errors import InputError
+from tests.data.conftest import quiet, refused
 
 LAYOUT = {
     "mnist": "MNIST/raw",
@@ -20,10 +21,6 @@ LAYOUT = {
     "cifar10": "cifar-10-batches-py",
     "cifar100": "cifar-100-python",
 }
-
-
-def quiet(line):
-    pass
 
 
 def real_data(name):
@@ -51,11 +48,8 @@ def test_the_real_files_give_what_the_public_facts_say(name):
     assert final.held_out.labels.bincount().max() < 12_000 / len(final.classes)
     # The published constants are those of the training images, to the digits that are printed.
     for channel, (mean, std) in enumerate(zip(final.mean, final.std, strict=True)):
-        counts = (
-            np.bincount(final.train.integers()[:, channel].numpy().ravel(), minlength=256)
-            / final.train.integers()[:, channel].numel()
-        )
-        levels = np.arange(256) / 255
+        pixels, levels = final.train.integers()[:, channel].numpy().ravel(), np.arange(256) / 255
+        counts = np.bincount(pixels, minlength=256) / len(pixels)
         assert abs(counts @ levels - mean) < 1e-4
         assert abs(np.sqrt(counts @ (levels - mean) ** 2) - std) < 1e-4
     # The validation images are training images, and no others.
@@ -64,30 +58,22 @@ def test_the_real_files_give_what_the_public_facts_say(name):
 
 def contents(*parts):
     """All images with their labels, whatever their order."""
-    rows = [row for p in parts for row in zip(p.integers().numpy(), p.labels.tolist(), strict=True)]
+    return sorted(digest for part in parts for digest in digests(part.integers().numpy(), part.labels.tolist()))
+
+
+def digests(images, labels):
+    rows = zip(images, labels, strict=True)
     return sorted(hashlib.sha256(image.tobytes() + bytes([label])).digest() for image, label in rows)
 
 
 def test_digits_are_split_without_overlap_and_the_same_each_time():
-    final, tuning = (
-        load(DataConfig(name="digits"), None, quiet),
-        load(DataConfig(name="digits", split="train"), None, quiet),
-    )
+    configs = [DataConfig(name="digits", split=split) for split in ("train+valid", "train")]
+    final, tuning = (load(config, None, quiet) for config in configs)
     assert (len(final.train), len(final.held_out), len(tuning.train), len(tuning.held_out)) == (1437, 360, 1150, 287)
-    for split, dataset in (("train", tuning), ("train+valid", final)):
-        assert (
-            dataset.facts
-            == public_facts(DataConfig(name="digits", split=split))
-            == facts(DataConfig(name="digits", split=split), None, quiet)
-        )
-    from sklearn.datasets import load_digits
-
+    for config, dataset in zip(configs, (final, tuning), strict=True):
+        assert dataset.facts == public_facts(config) == facts(config, None, quiet)
     bunch = load_digits()
-    truth = sorted(
-        hashlib.sha256(image.astype(np.uint8).tobytes() + bytes([label])).digest()
-        for image, label in zip(bunch.images, bunch.target, strict=True)
-    )
-    assert contents(final.train, final.held_out) == truth
+    assert contents(final.train, final.held_out) == digests(bunch.images.astype(np.uint8), bunch.target.tolist())
     assert contents(tuning.train, tuning.held_out) == contents(final.train)
     assert torch.equal(load(DataConfig(name="digits"), None, quiet).train.integers(), final.train.integers())
     batch = final.train.batch(torch.arange(1437))
@@ -106,11 +92,8 @@ def test_a_smaller_portion_is_part_of_a_larger_and_the_held_out_images_stay(spli
         portion = load(config, None, quiet)
         assert len(portion.train) == count and portion.facts == public_facts(config) == facts(config, None, quiet)
         now = set(contents(portion.train))
-        assert before <= now <= set(contents(everything.train))
-        assert (
-            contents(portion.held_out) == contents(everything.held_out)
-            and portion.held_out_name == everything.held_out_name
-        )
+        assert before <= now <= set(contents(everything.train)) and portion.held_out_name == everything.held_out_name
+        assert contents(portion.held_out) == contents(everything.held_out)
         before = now
     assert torch.equal(portion.train.integers(), everything.train.integers())
     # De et al. (2022), Table 11: 1,271,167 images of ImageNet by number are those of its split.
@@ -126,8 +109,7 @@ def test_trained_on_train_and_measured_on_test():
     assert torch.equal(plain.train.integers(), on_test.train.integers()) and on_test.held_out_name == "test"
     assert contents(on_test.held_out) == contents(asked().held_out) != contents(plain.held_out)
     assert asked(held_out="test").held_out_name == "test" and asked(split="train", held_out="valid")
-    with pytest.raises(InputError, match="images that are trained on"):
-        asked(held_out="valid")
+    refused("images that are trained on", asked, held_out="valid")
 
 
 def test_the_names_of_real_cifar100_classes_are_those_of_its_files():
@@ -135,17 +117,11 @@ def test_the_names_of_real_cifar100_classes_are_those_of_its_files():
     assert tuple(CIFAR100(root).classes) == NAMED["cifar100"].classes  # which compares checksums first
 
 
-def test_more_images_than_there_are_are_refused_never_claimed(tmp_path):
-    for config in (
-        DataConfig(name="digits", num_examples=1438),
-        DataConfig(name="digits", split="train", num_examples=1151),
-    ):
-        for ask in (load, facts):
-            with pytest.raises(
-                InputError,
-                match=f"data.num_examples = {config.num_examples} is more than the {config.num_examples - 1} images",
-            ):
-                ask(config, None, quiet)
+@pytest.mark.parametrize("ask", [load, facts])
+@pytest.mark.parametrize(("split", "count"), [("train+valid", 1437), ("train", 1150)])
+def test_more_images_than_there_are_are_refused_never_claimed(ask, split, count):
+    config = DataConfig(name="digits", split=split, num_examples=count + 1)
+    refused(f"data.num_examples = {count + 1} is more than the {count} images", ask, config, None, quiet)
 
 
 def test_the_images_of_a_folder_are_counted_never_stated(two_classes):
@@ -158,18 +134,14 @@ def test_imagenet_has_public_numbers_and_fewer_images_are_refused(tmp_path):
     """De et al. 2022, Table 11: 10,000 of the 1,281,167 training images are for validation."""
     assert public_facts(DataConfig(name="imagenet")).num_examples == 1_281_167
     assert public_facts(DataConfig(name="imagenet", split="train")) == Facts(1_271_167, 1000, 224, 3)
-    with pytest.raises(InputError, match="holds 0 images in 0 folders, not 1281167 in 1000"):
-        load(DataConfig(name="imagenet"), tmp_path, quiet)
+    refused(f"{tmp_path}/imagenet/train is missing", load, DataConfig(name="imagenet"), tmp_path, quiet)
 
 
 def test_every_named_set_has_public_facts():
     for name, named in NAMED.items():
+        channels, size, _ = named.shape
         known = public_facts(DataConfig(name=name))
-        assert (known.num_examples, known.num_classes, known.channels, known.image_size) == (
-            named.num_train,
-            named.num_classes,
-            *named.shape[:2],
-        )
+        assert known == Facts(named.num_train, len(named.classes), size, channels)
         assert public_facts(DataConfig(name=name, split="train")).num_examples == named.num_train - named.num_valid
 
 
@@ -178,21 +150,14 @@ def test_what_is_stated_of_a_named_set_must_be_true():
     assert load(DataConfig(name="digits", **stated), None, quiet).shape == (1, 8, 8)
     dataset = load(DataConfig(name="digits", mean=[0.25], std=[2.0]), None, quiet)
     assert dataset.mean == (0.25,) and dataset.train.batch(torch.arange(9)).max() == (1 - 0.25) / 2
-    for key, value in (
-        ("classes", list("abcdefghij")),
-        ("group_by", "(x)"),
-        ("class_proportions", [1.0]),
-    ):
-        with pytest.raises(InputError, match=f"data.{key}"):
-            load(DataConfig(name="digits", **{key: value}), None, quiet)
+    for key, value in (("classes", list("abcdefghij")), ("group_by", "(x)"), ("class_proportions", [1.0])):
+        refused(f"data.{key}", load, DataConfig(name="digits", **{key: value}), None, quiet)
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
 def test_missing_files_are_named_with_the_remedy(name, tmp_path):
-    with pytest.raises(InputError, match=r"--data-root or the variable SFUMATO_DATA"):
-        load(DataConfig(name=name), None, quiet)
-    with pytest.raises(InputError, match=f"{tmp_path}/{LAYOUT[name]}.* is missing.*--data-root"):
-        load(DataConfig(name=name), tmp_path, quiet)
+    refused(r"--data-root or the variable SFUMATO_DATA", load, DataConfig(name=name), None, quiet)
+    refused(f"{tmp_path}/{LAYOUT[name]}.* is missing.*--data-root", load, DataConfig(name=name), tmp_path, quiet)
 
 
 def write_idx(root):
@@ -210,25 +175,19 @@ def test_damaged_idx_files_are_named(tmp_path):
     folder = write_idx(tmp_path)
     images = folder / "train-images-idx3-ubyte"
     data = images.read_bytes()
-    images.write_bytes(data[:-1])
-    with pytest.raises(InputError, match=f"{images} is damaged"):
-        load(DataConfig(name="mnist"), tmp_path, quiet)
-    images.write_bytes(b"x" + data[1:])
-    with pytest.raises(InputError, match=f"{images} is damaged"):
-        load(DataConfig(name="mnist"), tmp_path, quiet)
+    for damaged in (data[:-1], b"x" + data[1:]):
+        images.write_bytes(damaged)
+        refused(f"{images} is damaged", load, DataConfig(name="mnist"), tmp_path, quiet)
 
 
 def test_damaged_real_cifar_batches_are_named_before_they_are_unpickled(tmp_path):
-    folder = real_data("cifar10") / LAYOUT["cifar10"]
-    copy = tmp_path / LAYOUT["cifar10"]
+    folder, copy = real_data("cifar10") / LAYOUT["cifar10"], tmp_path / LAYOUT["cifar10"]
     copy.mkdir()
     for path in folder.iterdir():
-        if path.name != "data_batch_3":
-            os.symlink(path, copy / path.name)
-    shutil.copy(folder / "data_batch_3", copy)
-    with open(copy / "data_batch_3", "r+b") as file:
-        file.seek(1000)
-        file.write(b"\0\1\2\3")
+        os.symlink(path, copy / path.name)
+    content = (folder / "data_batch_3").read_bytes()
+    (copy / "data_batch_3").unlink()
+    (copy / "data_batch_3").write_bytes(content[:1000] + b"\0\1\2\3" + content[1004:])
     with pytest.raises(InputError, match=f"cifar10 in {tmp_path} is damaged .Dataset not found or corrupted"):
         load(DataConfig(name="cifar10"), tmp_path, quiet)
 

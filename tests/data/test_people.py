@@ -16,13 +16,14 @@ from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.clipping import clipped_grad
 from sfumato.data.catalogue import Facts
+from sfumato.data.examples import FeatureSet
 from sfumato.data.images import ImageSet
-from sfumato.data.people import People, Together
-from sfumato.errors import InputError
+from sfumato.data.views import People, Views
 from sfumato.evaluation.objective import Objective
 from sfumato.evaluation.scores import predict_logits
 from sfumato.planning.resolve import resolve, resolve_without_privacy
 from sfumato.training.step import PrivateStep, Randomness
+from tests.data.conftest import refused
 from tests.training import faults
 
 CLASSES = 3
@@ -55,7 +56,7 @@ def step_of(model, images, objective, clipping_norm, **speed):
     people = People(images, LIMIT)
     keys = {"clipping_norm": clipping_norm, "augmult": LIMIT, "per_view": True}
     grad_fn = clipped_grad(model, objective.loss, **keys, **speed)
-    return people, PrivateStep(grad_fn, Mechanism(len(people), len(people), 1.0, 1), Together())
+    return people, PrivateStep(grad_fn, Mechanism(len(people), len(people), 1.0, 1), Views("none", 0, 0))
 
 
 def summed(model, images, objective, clipping_norm, drawn=None, **speed):
@@ -96,9 +97,8 @@ def test_a_person_s_gradient_is_the_mean_of_their_images_clipped_once(engine, ob
     images, model = images_of(COUNTS), network()
     found, grad_fn = summed(model, images, objective, clipping_norm, engine=engine, microbatch_size=3)
     expected = by_hand(model, images, objective, clipping_norm)
-    assert grad_fn.engine == engine and far(found, expected) < 1e-5 * (
-        1 + far(expected, {n: 0 * v for n, v in expected.items()})
-    )
+    size = far(expected, {name: 0 * value for name, value in expected.items()})
+    assert grad_fn.engine == engine and far(found, expected) < 1e-5 * (1 + size)
 
 
 @pytest.mark.parametrize("person", range(len(COUNTS)))
@@ -125,21 +125,10 @@ def test_neither_order_nor_company_matters_and_images_above_the_limit_do_not_cou
 
 def test_features_are_taken_as_images_are():
     torch.manual_seed(0)
-
-    class Features:
-        groups = ["a", "b", "a", "b", "b"]
-        readable = torch.ones(5, dtype=torch.bool)
-        labels = torch.tensor([0, 1, 2, 1, 0])
-        values = torch.randn(5, 7)
-        shape = (7,)
-
-        def batch(self, indices, device="cpu"):
-            return self.values[indices]
-
-    features, linear = Features(), nn.Linear(7, CLASSES)
+    labels, readable, groups = torch.tensor([0, 1, 2, 1, 0]), torch.ones(5, dtype=torch.bool), list("ababb")
+    features, linear = FeatureSet(torch.randn(5, 7), labels, readable, groups), nn.Linear(7, CLASSES)
     found, _ = summed(linear, features, Objective(), 0.1)
-    expected = by_hand(linear, features, Objective(), 0.1)
-    assert far(found, expected) < 1e-5
+    assert far(found, by_hand(linear, features, Objective(), 0.1)) < 1e-5
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 6, 7])
@@ -171,23 +160,17 @@ def test_a_model_that_folds_channels_into_rows_is_taken_for_people_as_for_images
     assert predict_logits(model, images).shape == (len(images), CLASSES)
 
 
+PRIVACY = {"target_epsilon": 3.0, "unit": "person", "max_images_per_person": 4, "delta": 1e-5}
 VALUES = {
     "data": {"name": "folder", "group_by": "group"},
-    "privacy": {
-        "target_epsilon": 3.0,
-        "unit": "person",
-        "max_images_per_person": 4,
-        "person_sampling": "persons",
-        "delta": 1e-5,
-    },
+    "privacy": PRIVACY | {"person_sampling": "persons"},
 }
 FACTS = Facts(3_000, 2, 32, 1, num_people=1_000)
 
 
 def test_people_are_drawn_where_they_can_be():
     """By public numbers alone: views or nobody who says who is who mean that images are drawn."""
-    unsaid = {key: value for key, value in VALUES["privacy"].items() if key != "person_sampling"}
-    values = {**VALUES, "privacy": unsaid}
+    values = {**VALUES, "privacy": PRIVACY}
     plan = resolve(config.parse(values), FACTS)
     assert plan.recipe.budget.person_sampling == "persons" and plan.mechanism.num_examples == 1_000
     assert resolve(plan.recipe, FACTS).recipe == plan.recipe
@@ -219,8 +202,7 @@ def test_everything_counts_people():
     ],
 )
 def test_people_who_cannot_be_drawn_are_refused(changes, facts, says):
-    with pytest.raises(InputError, match=says):
-        resolve(config.parse({**VALUES, **changes}), facts)
+    refused(says, lambda: resolve(config.parse({**VALUES, **changes}), facts))
 
 
 @pytest.fixture(scope="module")

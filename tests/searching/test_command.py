@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 from sfumato import config
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.selection import Selection, epsilon_of_best
-from sfumato.data.splitting import is_held_out
+from sfumato.data.layouts import is_held_out
 from sfumato.evaluation.scores import judged_right
 from sfumato.searching import private
 from sfumato.training import loop

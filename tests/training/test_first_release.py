@@ -15,7 +15,7 @@ import sfumato
 from sfumato import cli, config
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.data.catalogue import Facts
-from sfumato.data.features import FeatureSet
+from sfumato.data.examples import FeatureSet
 from sfumato.data.loading import load
 from sfumato.errors import InputError
 from sfumato.evaluation.trained import load as load_trained
@@ -47,7 +47,7 @@ def examples(features, labels=None, readable=None):
     features = torch.as_tensor(features, dtype=torch.float32)
     labels = torch.zeros(len(features), dtype=torch.int64) if labels is None else torch.as_tensor(labels)
     readable = torch.ones(len(features), dtype=torch.bool) if readable is None else readable
-    return FeatureSet(features, labels, readable, None, torch.arange(len(features)))
+    return FeatureSet(features, labels, readable, None)
 
 
 def random_features(count, num_features=4, seed=0):

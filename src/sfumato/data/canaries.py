@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from sfumato.data.features import FeatureSet
+from sfumato.data.examples import Examples
 from sfumato.data.images import ImageSet
 from sfumato.randomness import derived, key_from_seed
 
 _MOST_SIDE = 64
 """Of the noise that a canary is made of, in pixels: larger images are enlarged noise, which takes less memory."""
-_WHITE = 255
 
 
 def canary_images(
@@ -45,7 +45,6 @@ def canary_images(
         readable=torch.ones(count, dtype=torch.bool),
         mean=tuple(mean),
         std=tuple(std),
-        max_value=_WHITE,
         image_size=stored_size,
         crop=image_size if image_size < stored_size else None,
     )
@@ -63,36 +62,28 @@ class WithCanaries:
         took_part: (m,), bool: how the coins fell.
     """
 
-    own: ImageSet | FeatureSet
-    canaries: ImageSet | FeatureSet
+    own: Examples
+    canaries: Examples
     took_part: np.ndarray
-
-    def __post_init__(self) -> None:
-        assert self.own.shape == self.canaries.shape
-        assert self.took_part.shape == (len(self.canaries),) and self.took_part.dtype == bool
 
     def __len__(self) -> int:
         return len(self.own) + len(self.canaries)
 
     @functools.cached_property
-    def labels(self) -> torch.Tensor:
+    def labels(self) -> Tensor:
         """(N,), torch.int64."""
         return torch.cat([self.own.labels, self.canaries.labels])
 
     @functools.cached_property
-    def readable(self) -> torch.Tensor:
+    def readable(self) -> Tensor:
         """(N,), torch.bool."""
         return torch.cat([self.own.readable, torch.from_numpy(self.took_part)])
 
-    def batch(self, indices: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
+    def batch(self, indices: Tensor, device: torch.device | str = "cpu") -> Tensor:
         """(B, *shape), float32; each row depends on its own example alone."""
         return self.of_each(indices, lambda examples, indices, _: examples.batch(indices, device))
 
-    def of_each(
-        self,
-        indices: torch.Tensor,
-        of_part: Callable[[ImageSet | FeatureSet, torch.Tensor, torch.Tensor], torch.Tensor],
-    ) -> torch.Tensor:
+    def of_each(self, indices: Tensor, of_part: Callable[[Examples, Tensor, Tensor], Tensor]) -> Tensor:
         """(B, ...): what is made of the run's own examples and of canaries, in the order of the indices.
 
         Args:
@@ -100,12 +91,10 @@ class WithCanaries:
             of_part: Makes (b, ...) of either part, its indices there (b,), and which of the B they are, (B,), bool.
         """
         is_own = indices < len(self.own)
+        of_own = of_part(self.own, indices[is_own], is_own)
         if is_own.all():
-            return of_part(self.own, indices, is_own)
-        of_canaries = of_part(self.canaries, indices[~is_own] - len(self.own), ~is_own)
-        if not is_own.any():
-            return of_canaries
-        rows = of_canaries.new_empty(len(indices), *of_canaries.shape[1:])
-        rows[~is_own] = of_canaries
-        rows[is_own] = of_part(self.own, indices[is_own], is_own)
+            return of_own
+        rows = of_own.new_empty(len(indices), *of_own.shape[1:])
+        rows[is_own] = of_own
+        rows[~is_own] = of_part(self.canaries, indices[~is_own] - len(self.own), ~is_own)
         return rows

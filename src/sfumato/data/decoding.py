@@ -18,13 +18,12 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import importlib.metadata
-import itertools
 import json
 import os
 import struct
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,9 @@ import numpy as np
 import torch
 
 from sfumato.data import store
+from sfumato.data.images import ImageSet, Scale
 from sfumato.data.listing import ImageFile, refusing
-from sfumato.data.store import Rows
+from sfumato.data.store import Report, Rows
 
 RULES_VERSION = 1
 """Goes up when a rule above changes, so that no cache of the old rule is read."""
@@ -75,16 +75,27 @@ class Decoded:
         """(N, 32), uint8: SHA-256 of each image."""
         return store.sha256_of_each(self.images.numpy()) if self.store is None else self.store.columns["digests"]
 
-    def report_unreadable(self, names: Iterable[str], report: Callable[[str], None]) -> None:
-        """Names to the owner what cannot be read."""
-        for name, reason in zip(names, self.reasons, strict=True):
-            if reason is not None:
-                report(f"unreadable image {name}: {reason}; it contributes nothing")
+    def seen(
+        self, image_size: int, scale: Scale, labels: torch.Tensor | None = None, groups: list[str] | None = None
+    ) -> ImageSet:
+        """What a network of that size sees of them, normalised by these constants; without labels all have 0."""
+        return ImageSet(
+            self.images,
+            torch.zeros(len(self.images), dtype=torch.int64) if labels is None else labels,
+            self.readable,
+            *scale,
+            65535 if self.images.dtype == torch.uint16 else 255,
+            groups=groups,
+            crop=image_size if self.images.shape[-1] > image_size else None,
+            store=self.store,
+        )
 
-    @property
-    def max_value(self) -> int:
-        """The integer that stands for white."""
-        return 65535 if self.images.dtype == torch.uint16 else 255
+
+def report_unreadable(names: Iterable[str], reasons: Sequence[str | None], report: Report) -> None:
+    """Names to the owner what cannot be read."""
+    for name, reason in zip(names, reasons, strict=True):
+        if reason is not None:
+            report(f"unreadable image {name}: {reason}; it contributes nothing")
 
 
 def stored_type(channels: int) -> np.dtype:
@@ -92,9 +103,7 @@ def stored_type(channels: int) -> np.dtype:
     return np.dtype(np.uint16 if channels == 1 else np.uint8)
 
 
-def decode_cached(
-    root: Path, files: Sequence[ImageFile], *, image_size: int, channels: int, report: Callable[[str], None]
-) -> Decoded:
+def decode_cached(root: Path, files: Sequence[ImageFile], *, image_size: int, channels: int, report: Report) -> Decoded:
     """Like `decode_images`, from the cache where it has the image, and leaves the result there.
 
     A cache that cannot be written is reported and costs time and memory, not the run.
@@ -106,13 +115,8 @@ def decode_cached(
         channels: 1 or 3.
         report: Takes lines about progress.
     """
-    settings = {
-        "root": str(root.resolve()),
-        "image_size": image_size,
-        "channels": channels,
-        "rules": RULES_VERSION,
-        "pillow": importlib.metadata.version("pillow"),
-    }
+    settings = {"root": str(root.resolve()), "image_size": image_size, "channels": channels, "rules": RULES_VERSION}
+    settings["pillow"] = importlib.metadata.version("pillow")
     slot = store.slot_of(settings, "images")
     if slot is not None:
         try:
@@ -123,14 +127,41 @@ def decode_cached(
     return decode_images(files, image_size=image_size, channels=channels)
 
 
-def _from_store(
-    slot: Path, settings: dict[str, Any], files: Sequence[ImageFile], report: Callable[[str], None]
-) -> Decoded:
-    """The images of a store for exactly these files, which is filled first where there is none."""
+def _from_store(slot: Path, settings: dict[str, Any], files: Sequence[ImageFile], report: Report) -> Decoded:
+    """The images of a store for exactly these files, which is filled first where there is none: with images of the
+    store that was made of the files as they were, where it has them; the others are decoded.
+    """
     entries = [(file.name, file.path.name, *file.stamp, *(file.span or ())) for file in files]
+    size, channels = settings["image_size"], settings["channels"]
 
     def fill(part: Path) -> None:
-        _fill(part, settings, files, entries, report)
+        store.write(part / _FILES, json.dumps(entries))
+        shape, dtype = (channels, size, size), stored_type(channels)
+        new = store.Filling(part, len(files), {"values": (shape, dtype), "digests": ((32,), np.dtype(np.uint8))})
+        before, known = slot / store.MADE, {}
+        older = store.read(before) if store.settings_of(before) else None
+        if older is not None:
+            known = {tuple(entry): row for row, entry in enumerate(store.read_json(before / _FILES))}
+        sources = np.array([known.get(entry, -1) for entry in entries], dtype=np.int64)
+        missing = int((sources[new.num_filled :] < 0).sum())
+        report(f"decoding {missing} of {len(files)} images to {size} x {size} pixels")
+        last, done = time.monotonic(), 0
+        for start in range(new.num_filled, len(files), _PART):
+            source = sources[start : start + _PART]
+            decoded, copied = np.flatnonzero(source < 0).tolist(), np.flatnonzero(source >= 0).tolist()
+            fresh = decode_images([files[start + at] for at in decoded], image_size=size, channels=channels)
+            reasons = dict(zip(decoded, fresh.reasons, strict=True))
+            values = np.zeros((len(source), *shape), dtype)
+            values[decoded] = fresh.images.numpy()
+            if older is not None:
+                values[copied] = older.columns["values"][source[copied]]
+                reasons |= {at: older.reasons.get(int(source[at])) for at in copied}
+            bad = {start + at: reason for at, reason in reasons.items() if reason is not None}
+            new.put(bad, values=values, digests=store.sha256_of_each(values))
+            done += len(decoded)
+            if time.monotonic() - last > _PROGRESS_SECONDS:
+                last = time.monotonic()
+                report(f"decoded {done} of {missing} images")
 
     folder, was_there = store.made(slot, {**settings, "files": store.digest(entries)}, fill, report)
     if was_there:
@@ -138,47 +169,6 @@ def _from_store(
     found = store.read(folder)
     reasons = [found.reasons.get(index) for index in range(len(files))]
     return Decoded(torch.from_numpy(found.columns["values"]), reasons, found)
-
-
-def _fill(
-    folder: Path,
-    settings: dict[str, Any],
-    files: Sequence[ImageFile],
-    entries: Sequence[tuple[Any, ...]],
-    report: Callable[[str], None],
-) -> None:
-    """Images of the store that was made of the files as they were, where it has them; the others are decoded."""
-    size, channels = settings["image_size"], settings["channels"]
-    columns = {"values": ((channels, size, size), stored_type(channels)), "digests": ((32,), np.dtype(np.uint8))}
-    new = store.Filling(folder, len(files), columns)
-    store.write(folder / _FILES, json.dumps(entries))
-    before, older = folder.parent / "made", None
-    rows: dict[tuple[Any, ...], int] = {}
-    if before.is_dir():
-        older = store.read(before)
-        rows = {tuple(entry): row for row, entry in enumerate(store.read_json(before / _FILES))}
-    sources = np.array([rows.get(entry, -1) for entry in entries], dtype=np.int64)
-    missing = int((sources[new.num_filled :] < 0).sum())
-    report(f"decoding {missing} of {len(files)} images to {size} x {size} pixels")
-    last, done = time.monotonic(), 0
-    for start in range(new.num_filled, len(files), _PART):
-        source = sources[start : start + _PART]
-        is_new = source < 0
-        fresh = decode_images(
-            list(itertools.compress(files[start : start + _PART], is_new)), image_size=size, channels=channels
-        )
-        found = {name: np.zeros((len(source), *shape), dtype) for name, (shape, dtype) in columns.items()}
-        found["values"][is_new], found["digests"][is_new] = fresh.images.numpy(), fresh.digests
-        reasons = dict(zip((start + np.flatnonzero(is_new)).tolist(), fresh.reasons, strict=True))
-        if older is not None:
-            for name in columns:
-                found[name][~is_new] = older.columns[name][source[~is_new]]
-            reasons |= {int(at): older.reasons.get(int(sources[at])) for at in start + np.flatnonzero(~is_new)}
-        new.put({index: reason for index, reason in reasons.items() if reason is not None}, **found)
-        done += int(is_new.sum())
-        if time.monotonic() - last > _PROGRESS_SECONDS:
-            last = time.monotonic()
-            report(f"decoded {done} of {missing} images")
 
 
 def decode_images(files: Sequence[Path | ImageFile], *, image_size: int, channels: int) -> Decoded:
@@ -196,15 +186,10 @@ def decode_images(files: Sequence[Path | ImageFile], *, image_size: int, channel
     Raises:
         InputError: If a file cannot be opened.
     """
-    from PIL import Image
-
     rows = np.zeros((len(files), channels, image_size, image_size), stored_type(channels))
-
-    threads = min(16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    threads = min(16, os.cpu_count() or 1)
     with warnings.catch_warnings(), concurrent.futures.ThreadPoolExecutor(threads) as executor:
-        # Pillow warns about metadata that nothing here reads; large images are not decoded.
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        warnings.simplefilter("ignore")  # of metadata that nothing here reads, and of large images, which are refused
         reasons = list(executor.map(_decode, files, rows))
     return Decoded(torch.from_numpy(rows), reasons)
 
@@ -221,7 +206,7 @@ def _decode(path: Path | ImageFile, into: np.ndarray) -> str | None:
             if image.width * image.height > MAX_PIXELS:
                 raise Image.DecompressionBombError
             into[:] = _to_square(image, into.shape[-1], len(into))
-        except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        except Image.DecompressionBombError:
             return f"it has more than {MAX_PIXELS // 10**6} million pixels, the limit: make it smaller"
         except Image.UnidentifiedImageError:
             return f"it holds none of {', '.join(FORMATS)}"

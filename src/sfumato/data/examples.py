@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
-from typing import Literal, Protocol, Self
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Literal
 
 import torch
 
@@ -12,41 +14,48 @@ from sfumato.data.catalogue import Facts
 from sfumato.data.images import ImageSet
 from sfumato.errors import InputError
 
+_PART = 4096
+"""Features that are replaced at once."""
 
-class Examples(Protocol):
-    """Labelled examples in a fixed order, of which batches are taken by index.
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FeatureSet:
+    """Features as training sees them: what a fixed network makes of each image, computed once.
 
     Attributes:
+        stored: (N, D), torch.float32; zeros of an image that cannot be read.
         labels: (N,), torch.int64.
-        readable: (N,), torch.bool: one that is not keeps its index and contributes zero.
+        readable: (N,), torch.bool.
         groups: Which examples belong together (a person), one name each, or None.
     """
 
-    @property
-    def labels(self) -> torch.Tensor: ...
+    stored: torch.Tensor
+    labels: torch.Tensor
+    readable: torch.Tensor
+    groups: list[str] | None
 
-    @property
-    def readable(self) -> torch.Tensor: ...
-
-    @property
-    def groups(self) -> list[str] | None: ...
+    def __len__(self) -> int:
+        return len(self.labels)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one example, as a model takes it."""
-
-    def __len__(self) -> int: ...
+        """(D,)."""
+        return tuple(self.stored.shape[1:])
 
     def batch(self, indices: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
-        """(B, *shape), float32, on the device; each row depends on its own example alone."""
+        """(B, D), float32."""
+        return self.stored.index_select(0, indices).to(device)
 
-    def subset(self, indices: Sequence[int]) -> Self:
-        """The examples at these indices, in that order."""
+    def replace(self, of: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Puts what a function makes of rows (m, D) in their place; what could not be read stays zero."""
+        for part in self.readable.nonzero()[:, 0].split(_PART):
+            self.stored[part] = of(self.stored[part])
 
-    def content(self) -> Iterator[bytes]:
-        """All that an update could depend on, for a fingerprint: what differs in anything differs
-        here.
-        """
+
+Examples = ImageSet | FeatureSet
+"""Labelled examples in a fixed order, of which batches are taken by index. One that is not readable keeps its index and
+contributes zero.
+"""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -105,6 +114,23 @@ class Dataset:
         return self.train.std
 
 
+def dataset_digest(dataset: Dataset) -> str:
+    """SHA-256 of the data as training and evaluation see them, in 64 hexadecimal digits.
+
+    Covers decoded images, labels, readable flags, people, order, class names and normalisation constants of both
+    parts: an image added, removed, altered, relabelled or reordered changes it. It is for the owner alone: whoever
+    holds candidates could confirm by it that they were used.
+    """
+    named = ["sfumato data 1", dataset.name, dataset.classes, dataset.held_out_name]
+    parts = [json.dumps(named).encode()]
+    for examples in (dataset.train, dataset.held_out_files):
+        parts += [b"part", *examples.content()]
+    hashed = hashlib.sha256()
+    for part in parts:  # length first: no two sequences of parts give one stream of bytes
+        hashed.update(len(part).to_bytes(8, "little") + part)
+    return hashed.hexdigest()
+
+
 def check_proportions(config: DataConfig, num_classes: int) -> None:
     """Refuses class proportions that are not one share for each class.
 
@@ -113,7 +139,5 @@ def check_proportions(config: DataConfig, num_classes: int) -> None:
     """
     shares = config.class_proportions
     if shares is not None and (len(shares) != num_classes or abs(sum(shares) - 1) > 0.02):
-        raise InputError(
-            f"data.class_proportions = {shares} is not one share for each of {num_classes} "
-            "classes with sum 1. Correct it."
-        )
+        what = f"one share for each of {num_classes} classes with sum 1"
+        raise InputError(f"data.class_proportions = {shares} is not {what}. Correct it.")

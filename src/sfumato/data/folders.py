@@ -1,16 +1,15 @@
 """A user's folder of images as a data set.
 
-What is held out is decided by the folder's own test/ (valid/), else by `splitting`'s hash of each name; what is public
+What is held out is decided by the folder's own test/ (valid/), else by a hash of each name (`layouts`); what is public
 (classes, size, channels, normalisation) comes from the recipe and from folder names, never from pixels.
 """
 
 import collections
 import dataclasses
-import functools
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -19,21 +18,28 @@ from sfumato.data import decoding
 from sfumato.data.catalogue import Facts
 from sfumato.data.examples import Dataset, check_proportions
 from sfumato.data.images import ImageSet, normalisation
-from sfumato.data.layouts import MOST_NAMED, classes_of, list_images, with_groups
+from sfumato.data.layouts import (
+    HELD_OUT_FRACTION,
+    MOST_NAMED,
+    beyond_limit,
+    classes_of,
+    holds_out_valid_alone,
+    list_images,
+    split,
+    with_groups,
+)
 from sfumato.data.listing import ImageFile
-from sfumato.data.splitting import HELD_OUT_FRACTION, Part, beyond_limit, holds_out_valid_alone, split
+from sfumato.data.store import Report
 from sfumato.errors import InputError
 
 DEFAULT_IMAGE_SIZE = 32
 DEFAULT_CHANNELS = 3
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Listing:
     """What the names in a folder say, all of it public but the images' own names; no image is opened yet.
 
     Attributes:
-        config: The recipe's `data` section.
         root: The folder.
         files: All images, in the order of their names.
         classes: In label order.
@@ -41,28 +47,43 @@ class Listing:
         held_out: The part that a run is judged by: "test" for `split = "train+valid"`, else "valid"; a folder with
             valid/ and no test/ holds out valid/ in either case.
         beyond: The places, among the training images, of those beyond the limit of their person.
-        normalisation: Mean and standard deviation of each channel.
-        report: Takes lines for the user.
+        scale: Mean and standard deviation of each channel.
+        facts: The public numbers. What is left out counts too.
+
+    Args:
+        config: The recipe's `data` section.
+        root: The folder.
+        report: Takes lines for the user (standard error).
+        images_per_person: Of more training images of a group the rest is left out: marked as not
+            readable. Which ones, a fixed hash of each name decides. None: no limit.
+
+    Raises:
+        InputError: If a file is refused, a class has no training image, a group stands on
+            both sides, or nothing is held out.
     """
 
-    config: DataConfig
-    root: Path
-    files: list[ImageFile]
-    classes: tuple[str, ...]
-    parts: dict[Part, list[int]]
-    held_out: Literal["test", "valid"]
-    beyond: list[int]
-    normalisation: tuple[tuple[float, ...], tuple[float, ...]]
-    report: Callable[[str], None]
-
-    @functools.cached_property
-    def facts(self) -> Facts:
-        """The public numbers. What is left out counts too."""
-        groups = {self.files[place].group for place in self.parts["train"]}
-        people = None if self.config.group_by is None else len(groups)
-        size = self.config.image_size or DEFAULT_IMAGE_SIZE
-        channels = self.config.channels or DEFAULT_CHANNELS
-        return Facts(len(self.parts["train"]), len(self.classes), size, channels, people)
+    def __init__(self, config: DataConfig, root: Path, report: Report, images_per_person: int | None = None) -> None:
+        self.config, self.root, self.report = config, root, report
+        channels, half = config.channels or DEFAULT_CHANNELS, (0.5,)
+        self.scale = normalisation(config.mean, config.std, channels, default=(half * channels, half * channels))
+        self.files = with_groups(config.group_by, list_images(config, root, report), root, report)
+        self.classes = classes_of(config, root, self.files)
+        check_proportions(config, len(self.classes))
+        self.parts = split(self.files, config.split)
+        is_valid = config.split == "train" or holds_out_valid_alone(self.files)
+        self.held_out: Literal["test", "valid"] = "valid" if is_valid else "test"
+        train = [self.files[place] for place in self.parts["train"]]
+        missing = [name for name in self.classes if name not in {item.label for item in train}]
+        if missing:
+            remedy = "Add images of it, or take it out of data.classes and of the folder."
+            raise InputError(f"class {missing[0]} has no training image. {remedy}")
+        if not self.parts[self.held_out]:
+            raise InputError(f"not one image is held out ({self.held_out}). Add images, or a {self.held_out}/ folder.")
+        self.beyond = beyond_limit(train, images_per_person)
+        people = None if config.group_by is None else len({item.group for item in train})
+        size = config.image_size or DEFAULT_IMAGE_SIZE
+        self.facts = Facts(len(train), len(self.classes), size, channels, people)
+        self._report_listing(train, images_per_person)
 
     def load(self, on_test: bool = False) -> Dataset:
         """The images, decoded.
@@ -77,19 +98,16 @@ class Listing:
             InputError: If no image of a part can be decoded, or there are no test images to hold out.
         """
         if on_test and holds_out_valid_alone(self.files):
+            remedy = 'Add test/, or leave data.held_out = "test" and privacy.score_noise out.'
             raise InputError(
-                "accuracies are to be measured on test images, and the folder has valid/ but no test/. Add test/, or "
-                'leave data.held_out = "test" and privacy.score_noise out.'
+                f"accuracies are asked for on test images, and {self.root} has valid/ but no test/. {remedy}"
             )
         held_out: Literal["test", "valid"] = "test" if on_test else self.held_out
         everything = self._decoded()
         train, judged = everything.subset(self.parts["train"]), everything.subset(self.parts[held_out])
         for name, part in (("training", train), (f"held-out ({held_out})", judged)):
             if not part.readable.any():
-                raise InputError(
-                    f"{self.root}: not one {name} image can be decoded. See the reasons above, and convert "
-                    "the images, for example to PNG."
-                )
+                raise InputError(f"{self.root}: not one {name} image can be decoded. Convert them, for example to PNG.")
         counted = train.readable.clone()
         counted[self.beyond] = False
         return Dataset("folder", self.classes, dataclasses.replace(train, readable=counted), judged, held_out)
@@ -99,21 +117,10 @@ class Listing:
         decoded = decoding.decode_cached(
             self.root, self.files, image_size=size, channels=self.facts.channels, report=self.report
         )
-        decoded.report_unreadable((str(self.root / item.name) for item in self.files), self.report)
+        decoding.report_unreadable((str(self.root / file.name) for file in self.files), decoded.reasons, self.report)
         self._report_copies(decoded)
-        mean, std = self.normalisation
-        labels = {name: label for label, name in enumerate(self.classes)}
-        return ImageSet(
-            stored=decoded.images,
-            labels=torch.tensor([labels[item.label] for item in self.files], dtype=torch.int64),
-            readable=decoded.readable,
-            mean=mean,
-            std=std,
-            max_value=decoded.max_value,
-            groups=None if self.config.group_by is None else [str(item.group) for item in self.files],
-            crop=self.facts.image_size if size > self.facts.image_size else None,
-            store=decoded.store,
-        )
+        groups = None if self.config.group_by is None else [str(item.group) for item in self.files]
+        return decoded.seen(self.facts.image_size, self.scale, _labels(self.files, self.classes), groups)
 
     def _report_copies(self, decoded: decoding.Decoded) -> None:
         """Says to the owner how many files hold the same image: the guarantee is for each file alone, and of what was
@@ -143,82 +150,37 @@ class Listing:
         shown = [[self.files[place].name for place in same[:MOST_NAMED]] for same in copied[:MOST_NAMED]]
         return "; ".join(" = ".join(names) for names in shown)
 
-
-def list_folder(
-    config: DataConfig, root: Path, report: Callable[[str], None], images_per_person: int | None = None
-) -> Listing:
-    """Lists and splits a folder of images, once.
-
-    Args:
-        config: The recipe's `data` section.
-        root: The folder.
-        report: Takes lines for the user (standard error).
-        images_per_person: Of more training images of a group the rest is left out: marked as not
-            readable. Which ones, a fixed hash of each name decides. None: no limit.
-
-    Raises:
-        InputError: If a file is refused, a class has no training image, a group stands on
-            both sides, or nothing is held out.
-    """
-    constants = _normalisation(config)
-    files = with_groups(config.group_by, list_images(config, root, report), root, report)
-    classes = classes_of(config, root, files)
-    check_proportions(config, len(classes))
-    parts = split(files, config.split)
-    held_out: Literal["test", "valid"] = "test"
-    if config.split == "train" or holds_out_valid_alone(files):
-        held_out = "valid"
-    train = [files[place] for place in parts["train"]]
-    present = {item.label for item in train}
-    missing = next((name for name in classes if name not in present), None)
-    if missing is not None:
-        raise InputError(
-            f"class {missing} has no training image. Add images of it, or take it out of "
-            "data.classes and of the folder."
-        )
-    if not parts[held_out]:
-        raise InputError(f"not one image is held out ({held_out}). Add images, or a {held_out}/ folder.")
-    beyond = beyond_limit(train, images_per_person)
-    listing = Listing(config, root, files, classes, parts, held_out, beyond, constants, report)
-    _report_listing(listing, train, images_per_person)
-    return listing
-
-
-def _report_listing(listing: Listing, train: Sequence[ImageFile], images_per_person: int | None) -> None:
-    config, classes, held_out, report = listing.config, listing.classes, listing.held_out, listing.report
-    if config.classes is None:
-        report(f"classes, public because folders are named so: {', '.join(classes)}")
-    what = "image" if config.group_by is None else "group"
-    how = f"{HELD_OUT_FRACTION:.0%}, by a fixed hash of each {what}'s name"
-    if held_out in {item.part for item in listing.files}:
-        how = f"{held_out}/"
-    counts = collections.Counter(item.label for item in train)
-    shown = ", ".join(f"{name} {counts[name]}" for name in classes[:MOST_NAMED])
-    shown += ", ..." if len(classes) > MOST_NAMED else ""
-    report(f"{len(train)} images to train on ({shown}), {len(listing.parts[held_out])} held out as {held_out} ({how})")
-    if config.group_by is not None:
-        sizes = collections.Counter(item.group for item in train).values()
-        report(f"they are of {len(sizes)} groups (people) with {min(sizes)} to {max(sizes)} images each")
-        if max(sizes) == 1:
-            report(f"warning: no group has two images: does data.group_by = {config.group_by!r} read the person?")
-    if listing.beyond:
-        people = len({train[place].group for place in listing.beyond})
-        report(
-            f"{len(listing.beyond)} of these beyond privacy.max_images_per_person = {images_per_person} ({people} of "
-            "the groups) are left out: they contribute nothing. A fixed hash of each name decides which. These numbers "
-            "are private"
-        )
-    if config.class_proportions is not None and config.classes is None:
-        report(f"data.class_proportions are taken in the order {', '.join(classes)}")
-
-
-def _normalisation(config: DataConfig) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    channels = config.channels or DEFAULT_CHANNELS
-    return normalisation(config.mean, config.std, channels, default=((0.5,) * channels, (0.5,) * channels))
+    def _report_listing(self, train: Sequence[ImageFile], limit: int | None) -> None:
+        """Says to the owner what was found, and what counts."""
+        config, report = self.config, self.report
+        if config.classes is None:
+            report(f"classes, public because folders are named so: {', '.join(self.classes)}")
+        if config.class_proportions is not None and config.classes is None:
+            report(f"data.class_proportions are taken in the order {', '.join(self.classes)}")
+        how = f"{self.held_out}/"
+        if self.held_out not in {item.part for item in self.files}:
+            what = "image" if config.group_by is None else "group"
+            how = f"{HELD_OUT_FRACTION:.0%}, by a fixed hash of each {what}'s name"
+        counts = collections.Counter(item.label for item in train)
+        shown = ", ".join(f"{name} {counts[name]}" for name in self.classes[:MOST_NAMED])
+        shown += ", ..." if len(self.classes) > MOST_NAMED else ""
+        num_held_out = len(self.parts[self.held_out])
+        report(f"{len(train)} images to train on ({shown}), {num_held_out} held out as {self.held_out} ({how})")
+        if config.group_by is not None:
+            sizes = collections.Counter(item.group for item in train).values()
+            report(f"they are of {len(sizes)} groups (people) with {min(sizes)} to {max(sizes)} images each")
+            if max(sizes) == 1:
+                report(f"warning: no group has two images: does data.group_by = {config.group_by!r} read the person?")
+        if self.beyond:
+            people = len({train[place].group for place in self.beyond})
+            report(
+                f"{len(self.beyond)} of these beyond privacy.max_images_per_person = {limit} ({people} of the groups) "
+                "are left out: they contribute nothing. A fixed hash of names decides which. These numbers are private"
+            )
 
 
 def decode_files(
-    files: Sequence[Path],
+    files: Sequence[Path | ImageFile],
     *,
     image_size: int,
     channels: int,
@@ -238,21 +200,11 @@ def decode_files(
         others.
     """
     decoded = decoding.decode_images(files, image_size=round(resize_ratio * image_size), channels=channels)
-    labels = torch.zeros(len(files), dtype=torch.int64)
-    return _to_judge(decoded, labels, None, image_size, mean, std), decoded.reasons
+    return decoded.seen(image_size, (tuple(mean), tuple(std))), decoded.reasons
 
 
 def labelled_images(
-    root: Path,
-    classes: Sequence[str],
-    *,
-    image_size: int,
-    channels: int,
-    mean: Sequence[float],
-    std: Sequence[float],
-    report: Callable[[str], None],
-    resize_ratio: float = 1.0,
-    group_by: str | None = None,
+    root: Path, classes: Sequence[str], *, report: Report, group_by: str | None = None, **preprocessing: Any
 ) -> tuple[ImageSet, list[str]]:
     """All readable images of a folder, whatever part they lie in, with their labels, to judge a model
     by, and their names. Nothing of them is cached.
@@ -260,17 +212,15 @@ def labelled_images(
     Args:
         root: The folder, in any layout that training takes.
         classes: Of the model, in its order.
-        image_size: What the model was trained with; `resize_ratio`, `channels`, `mean` and
-            `std` likewise.
         report: Takes the names of images that cannot be decoded, and are left out.
         group_by: As `data.group_by`, whose each image is; where that says nothing of these images they
             have no groups, and `report` is told.
+        preprocessing: What the model was trained with, as for `decode_files`.
 
     Raises:
         InputError: If a file is refused, an image is of another class, or none can be decoded.
     """
     config = DataConfig(name="folder", classes=list(classes))
-    size = round(resize_ratio * image_size)
     with tempfile.TemporaryDirectory(prefix="sfumato-") as own:  # for its owner alone
         files = list_images(config, root, report, needs_train=False, unpack_to=Path(own))
         classes_of(config, root, files)
@@ -280,32 +230,15 @@ def labelled_images(
                 groups = [str(file.group) for file in with_groups(group_by, files, root, report)]
             except InputError as error:
                 report(f"intervals take images to be of different people: {error}")
-        decoded = decoding.decode_images(files, image_size=size, channels=channels)
-    decoded.report_unreadable((str(root / item.name) for item in files), report)
-    labels = torch.tensor([tuple(classes).index(item.label) for item in files], dtype=torch.int64)
-    images = _to_judge(decoded, labels, groups, image_size, mean, std)
+        images, reasons = decode_files(files, **preprocessing)
+    decoding.report_unreadable((str(root / file.name) for file in files), reasons, report)
+    images = dataclasses.replace(images, labels=_labels(files, classes), groups=groups)
     if not images.readable.any():
         raise InputError(f"{root}: not one image can be decoded. Convert the images, for example to PNG.")
     kept = images.readable.nonzero()[:, 0].tolist()
     return images.subset(kept), [files[place].name for place in kept]
 
 
-def _to_judge(
-    decoded: decoding.Decoded,
-    labels: torch.Tensor,
-    groups: list[str] | None,
-    image_size: int,
-    mean: Sequence[float],
-    std: Sequence[float],
-) -> ImageSet:
-    size = decoded.images.shape[-1]
-    return ImageSet(
-        decoded.images,
-        labels,
-        decoded.readable,
-        tuple(mean),
-        tuple(std),
-        decoded.max_value,
-        groups=groups,
-        crop=image_size if size > image_size else None,
-    )
+def _labels(files: Sequence[ImageFile], classes: Sequence[str]) -> torch.Tensor:
+    places = {name: label for label, name in enumerate(classes)}
+    return torch.tensor([places[file.label] for file in files], dtype=torch.int64)

@@ -70,17 +70,19 @@ class ImageSet:
     def shape(self) -> tuple[int, int, int]:
         """(channels, height, width) of one image, as it is seen."""
         channels, height, width = self._whole
-        return (channels, self.crop or height, self.crop or width)
+        return channels, self.crop or height, self.crop or width
 
     @property
     def _whole(self) -> tuple[int, int, int]:
-        _, height, width = self.stored.shape[1:]
-        return (len(self.mean), self.image_size or height, self.image_size or width)
+        height, width = self.stored.shape[2:]
+        return len(self.mean), self.image_size or height, self.image_size or width
+
+    def _rows(self, indices: torch.Tensor) -> torch.Tensor:
+        return indices if self.rows is None else self.rows[indices]
 
     def integers(self, indices: torch.Tensor | None = None) -> torch.Tensor:
         """The chosen images, or all, as they are stored: (B, C, H, W)."""
-        chosen_or_all = torch.arange(len(self)) if indices is None else indices
-        rows = chosen_or_all if self.rows is None else self.rows[chosen_or_all]
+        rows = self._rows(torch.arange(len(self)) if indices is None else indices)
         if self.store is not None:
             self.store.bring(rows.tolist())
         # uint16 lacks indexing in some releases of torch; int16 has the same bits.
@@ -98,9 +100,10 @@ class ImageSet:
             (B, C, H, W), float32. Each image depends on itself alone.
         """
         batch = self.whole(indices, device)
-        _, height, width = self.shape
-        top, left = ((all_of_it - seen) // 2 for all_of_it, seen in zip(self._whole[1:], (height, width), strict=True))
-        return batch if self.crop is None else batch[:, :, top : top + height, left : left + width].contiguous()
+        if self.crop is None:
+            return batch
+        top, left = ((whole - self.crop) // 2 for whole in batch.shape[2:])
+        return batch[:, :, top : top + self.crop, left : left + self.crop].contiguous()
 
     def whole(self, indices: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
         """The same of all that `batch` shows the centre of."""
@@ -119,10 +122,10 @@ class ImageSet:
         constants.
         """
         channels, *size = self._whole
-        if list(images.shape[2:]) != size and len(images):
+        if not len(images):
+            return images.new_zeros(0, channels, *size)
+        if list(images.shape[2:]) != size:
             images = F.interpolate(images, size=size, mode="bicubic", antialias=True).clamp_(0, 1)
-        elif not len(images):
-            images = images.new_zeros(0, images.shape[1], *size)
         return images.expand(-1, channels, -1, -1).contiguous()
 
     def subset(self, indices: Sequence[int]) -> "ImageSet":
@@ -130,7 +133,7 @@ class ImageSet:
         chosen = torch.tensor(indices, dtype=torch.int64)
         return dataclasses.replace(
             self,
-            rows=chosen if self.rows is None else self.rows[chosen],
+            rows=self._rows(chosen),
             labels=self.labels[chosen],
             readable=self.readable[chosen],
             groups=None if self.groups is None else [self.groups[i] for i in indices],
@@ -139,20 +142,19 @@ class ImageSet:
     def content(self) -> Iterator[bytes]:
         """All that an update could depend on, in parts of which none could stand for another."""
         yield repr((self.groups, len(self))).encode()
-        yield little_endian(self.labels)
+        yield _little_endian(self.labels)
         yield from self.pixels()
 
     def pixels(self) -> Iterator[bytes]:
         """The same of what a network sees of each image."""
         yield repr((self.stored.shape[1:], self._whole, self.shape, str(self.stored.dtype))).encode()
         yield repr((self.max_value, self.mean, self.std)).encode()
-        yield little_endian(self.readable)
+        yield _little_endian(self.readable)
         for indices in torch.arange(len(self)).split(_PART):
             if self.store is None:  # the same bytes wherever the pixels lie
                 yield sha256_of_each(self.integers(indices).numpy()).tobytes()
             else:
-                rows = indices if self.rows is None else self.rows[indices]
-                yield self.store.columns["digests"][rows.numpy()].tobytes()
+                yield self.store.columns["digests"][self._rows(indices).numpy()].tobytes()
 
     def largest_group(self) -> tuple[str, int] | None:
         """The group with most images that count and how many it has; None where images are not grouped."""
@@ -162,18 +164,16 @@ class ImageSet:
         return collections.Counter(counted).most_common(1)[0] if counted else None
 
 
-def little_endian(tensor: torch.Tensor) -> bytes:
-    """The bytes of a tensor, the same on every machine."""
-    array = tensor.contiguous().numpy()
+def _little_endian(tensor: torch.Tensor) -> bytes:
+    array = tensor.numpy()
     return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-def normalisation(
-    mean: list[float] | None,
-    std: list[float] | None,
-    channels: int,
-    default: tuple[tuple[float, ...], tuple[float, ...]],
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+Scale = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and standard deviation of each channel."""
+
+
+def normalisation(mean: list[float] | None, std: list[float] | None, channels: int, default: Scale) -> Scale:
     """The public constants of a recipe, or the default where it gives none.
 
     Raises:
@@ -184,8 +184,7 @@ def normalisation(
         constants = tuple(values) if values is not None else fallback
         if len(constants) != channels or not all(math.isfinite(value) for value in constants):
             raise InputError(
-                f"data.{key} = {list(constants)} does not fit images of {channels} channel(s). "
-                "Give one finite number per channel."
+                f"data.{key} = {list(constants)} is not one finite number per channel ({channels}). Correct it."
             )
         chosen.append(constants)
     return chosen[0], chosen[1]

@@ -1,34 +1,37 @@
-"""Which class, part and person each image of a folder has: by its folders, a table of labels or its archive.
+"""Which class, part and person each image of a folder has, and which are held out.
 
 Four layouts: `<class>/*`, `{train,valid,test}/<class>/*`, a table of labels (its images in {train,valid,test}/ or
 anywhere; `sfumato.data.tables`), or archives (`sfumato.data.archives`). Classes are public, so they come from the
 names of folders or from the recipe, never from a table of labels.
+
+What is held out follows a fixed public rule that looks at names, never at pixels: the folder's own parts, or a hash of
+each name alone, so that adding or removing an image moves no other. Two folders that differ in one image still differ
+in one image after the split, which a shuffle of N indices would not give.
 """
 
 import collections
 import dataclasses
+import hashlib
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from sfumato.config import DataConfig
-from sfumato.data import tables
-from sfumato.data.archives import unpacking
+from sfumato.data import archives, tables
 from sfumato.data.listing import Found, ImageFile, find_files, parts_of, refusing
+from sfumato.data.store import Report
 from sfumato.errors import InputError
 
+HELD_OUT_FRACTION = 0.2
+Part = Literal["train", "valid", "test"]
 MOST_NAMED = 5
 """Names that a line for the user gives as examples."""
 
 
 def list_images(
-    config: DataConfig,
-    root: Path,
-    report: Callable[[str], None],
-    *,
-    needs_train: bool = True,
-    unpack_to: Path | None = None,
+    config: DataConfig, root: Path, report: Report, *, needs_train: bool = True, unpack_to: Path | None = None
 ) -> list[ImageFile]:
     """The images of a folder in the order of their names, each with its label, and whatever part and group a table or
     an archive states.
@@ -44,19 +47,25 @@ def list_images(
         InputError: If a file is refused, or labels come from the files and `data.classes` is left out.
     """
     listed = None if config.classes is None else _listed_classes(config.classes)
-    archives = unpacking.shards(root)
-    if archives:
-        files = unpacking.unpacked(root, archives, report, unpack_to)
-        _require_classes(config, str(root), files)
-        return files
-    found = find_files(root)
-    if found.notes:
-        more = f" and {len(found.notes) - 3} more" if len(found.notes) > 3 else ""
-        report(f"passed over: {', '.join(found.notes[:3])}{more}")
-    if not found.tables:
-        return _of_folders(root, found, listed, needs_train=needs_train)
-    files = tables.read_labels(root, found, classes=listed, needs_train=needs_train)
-    _require_classes(config, str(found.tables[0]), files)
+    packed = archives.archives_of(root)
+    if packed:
+        source, files = root, archives.unpacked(root, packed, report, unpack_to)
+    else:
+        found = find_files(root)
+        if found.notes:
+            more = f" and {len(found.notes) - 3} more" if len(found.notes) > 3 else ""
+            report(f"passed over: {', '.join(found.notes[:3])}{more}")
+        if not found.tables:
+            return _of_folders(root, found, listed, needs_train=needs_train)
+        source, files = found.tables[0], tables.read_labels(root, found, classes=listed, needs_train=needs_train)
+    if listed is None:
+        labels = sorted({item.label for item in files})
+        shown = ", ".join(map(repr, labels[:MOST_NAMED])) + (", ..." if len(labels) > MOST_NAMED else "")
+        raise InputError(
+            f"{source} gives labels, but data.classes does not state the classes. They are published, and a list read "
+            f"from private labels would tell that an image of a class is there. It holds {shown}. State the classes "
+            'that may be known: --set \'data.classes=["A", "B"]\''
+        )
     return files
 
 
@@ -80,9 +89,7 @@ def _of_folders(root: Path, found: Found, classes: Sequence[str] | None, *, need
     return files
 
 
-def with_groups(
-    group_by: str | None, files: Sequence[ImageFile], root: Path, report: Callable[[str], None]
-) -> list[ImageFile]:
+def with_groups(group_by: str | None, files: Sequence[ImageFile], root: Path, report: Report) -> list[ImageFile]:
     """The same files with the groups (people) that `data.group_by` tells: as the folder states them, or read from each
     name by a pattern's first group. None: without groups.
 
@@ -94,43 +101,31 @@ def with_groups(
             report(f'{root} has a column "group", which is not used: data.group_by = "group" keeps a group on one side')
         return [dataclasses.replace(file, group=None) for file in files]
     if group_by == "group" and any(file.group for file in files):
-        named = [(file, file.group) for file in files]
+        named = [file.group for file in files]
         remedy = "Fill its group in, as for all others, or take data.group_by out"
     else:
         remedy = "Correct the expression, or rename the file"
         with refusing(f"data.group_by = {group_by!r} is no regular expression", "Correct it.", re.error):
             expression = re.compile(group_by)
         if not expression.groups:
-            raise InputError(
-                f"data.group_by = {group_by!r} has no (group) to read from a path. Put what names a "
-                "person in parentheses, as in '(patient[0-9]+)'; 'group' alone means that column of "
-                "the table of labels."
+            remedy = (
+                "Put what names a person in parentheses, as in '(patient[0-9]+)'; 'group' alone is a table's column."
             )
-        matches = [expression.search(file.name) for file in files]
-        named = [(file, match[1] if match else None) for file, match in zip(files, matches, strict=True)]
+            raise InputError(f"data.group_by = {group_by!r} has no (group) to read from a path. {remedy}")
+        named = [match[1] if (match := expression.search(file.name)) else None for file in files]
     grouped = []
-    for file, group in named:
+    for file, group in zip(files, named, strict=True):
         group = unicodedata.normalize("NFC", (group or "").strip())
         if not group:
             raise InputError(f"data.group_by = {group_by!r} reads no group from {file.name}. {remedy}.")
         grouped.append(dataclasses.replace(file, group=group))
-    _warn_of_like_groups({str(file.group) for file in grouped}, report)
-    return grouped
-
-
-def _warn_of_like_groups(groups: set[str], report: Callable[[str], None]) -> None:
-    """Says to the owner which groups are apart by case, width or the like alone: one person
-    perhaps, counted as several.
-    """
-    alike = collections.defaultdict(list)
-    for group in sorted(groups):
-        alike[" ".join(unicodedata.normalize("NFKC", group).casefold().split())].append(group)
-    same = [" / ".join(spellings) for spellings in alike.values() if len(spellings) > 1]
+    alike = collections.defaultdict(list)  # apart by case, width or the like alone: one person perhaps
+    for name in sorted({str(file.group) for file in grouped}):
+        alike[" ".join(unicodedata.normalize("NFKC", name).casefold().split())].append(name)
+    same = ", ".join([" / ".join(spellings) for spellings in alike.values() if len(spellings) > 1][:MOST_NAMED])
     if same:
-        report(
-            "warning: groups that differ by upper and lower case or the like are different "
-            f"people here: {', '.join(same[:MOST_NAMED])}"
-        )
+        report(f"warning: groups that differ by upper and lower case or the like are different people here: {same}")
+    return grouped
 
 
 def classes_of(config: DataConfig, root: Path, files: Sequence[ImageFile]) -> tuple[str, ...]:
@@ -139,36 +134,18 @@ def classes_of(config: DataConfig, root: Path, files: Sequence[ImageFile]) -> tu
     Raises:
         InputError: If there are fewer than two, or an image is of none.
     """
-    classes = (
-        tuple(sorted({item.label for item in files})) if config.classes is None else _listed_classes(config.classes)
-    )
+    found = sorted({item.label for item in files})
+    classes = tuple(found) if config.classes is None else _listed_classes(config.classes)
     if len(classes) < 2:
-        found = ", ".join(classes) or "no image was found"
+        named = ", ".join(classes) or "no image was found"
         inner = sorted({item.name.split("/")[1] for item in files if item.name.count("/") >= 2})
         deeper = f", or name {root / classes[0]} if {', '.join(inner[:3])} in it are the classes" if inner[1:] else ""
-        raise InputError(
-            f"there must be two classes or more, not {len(classes)} ({found}). Add images of others{deeper}."
-        )
-    wrong = next((item for item in files if item.label not in classes), None)
-    if wrong is not None:
-        raise InputError(
-            f"{root / wrong.name} has the label {wrong.label}, which is not in data.classes "
-            f"({', '.join(classes)}). Correct one of them."
-        )
+        raise InputError(f"there must be two classes or more, not {len(classes)} ({named}). Add others{deeper}.")
+    for item in files:
+        if item.label not in classes:
+            wrong = f"the label {item.label}, which is not in data.classes ({', '.join(classes)})"
+            raise InputError(f"{root / item.name} has {wrong}. Correct one of them.")
     return classes
-
-
-def _require_classes(config: DataConfig, source: str, files: Sequence[ImageFile]) -> None:
-    if config.classes is None:
-        found = sorted({item.label for item in files})
-        shown = ", ".join(map(repr, found[:MOST_NAMED])) + (", ..." if len(found) > MOST_NAMED else "")
-        raise InputError(
-            f"{source} gives labels, but data.classes does not state the classes. "
-            "They are published, and no noise hides that an image of a class is there: a list "
-            f"read from the private labels would tell. It holds {shown}. State the classes that "
-            "may be known: "
-            '--set \'data.classes=["A", "B"]\''
-        )
 
 
 def _listed_classes(classes: Sequence[str]) -> tuple[str, ...]:
@@ -177,3 +154,94 @@ def _listed_classes(classes: Sequence[str]) -> tuple[str, ...]:
         if not name or listed.count(name) > 1:
             raise InputError(f"data.classes names {name!r} more than once or not at all. List each class once.")
     return listed
+
+
+def hash_fraction(purpose: str, name: str) -> float:
+    """A fixed public number in [0, 1) for a name; SHA-256, so that it spreads evenly whatever the
+    names.
+
+    Example:
+        >>> round(hash_fraction("test", "NORMAL/a.png"), 4) == round(hash_fraction("test", "NORMAL/a.png"), 4)
+        True
+    """
+    text = f"sfumato split 1\0{purpose}\0{name}".encode("utf-8", "surrogateescape")
+    return int.from_bytes(hashlib.sha256(text).digest()[:6], "big") / 2**48  # 48 bits: exact in a float
+
+
+def is_held_out(purpose: str, name: str) -> bool:
+    """Whether the image or group of this name falls into the 20 % that are held out.
+
+    Args:
+        purpose: "test" or "valid"; the two choices are independent.
+        name: The relative path of an image with `/`, or the name of its group.
+    """
+    return hash_fraction(purpose, name) < HELD_OUT_FRACTION
+
+
+def hold_out(purpose: str, count: int, held_out: int) -> tuple[list[int], list[int]]:
+    """Splits the indices of a public data set of known size, exactly.
+
+    Args:
+        purpose: Which split, such as "cifar10 valid".
+        count: The number of images.
+        held_out: How many are held out.
+
+    Returns:
+        The kept and the held-out indices, both ascending.
+    """
+    order = sorted(range(count), key=lambda index: hash_fraction(purpose, str(index)))
+    return sorted(order[held_out:]), sorted(order[:held_out])
+
+
+def split(files: Sequence[ImageFile], which: Literal["train", "train+valid"]) -> dict[Part, list[int]]:
+    """Which images train and which are held out, by the folder's parts or by the hash of each name
+    alone.
+
+    Args:
+        files: The listed images; their groups, where given, are hashed instead of their paths.
+        which: "train" sets "valid" apart from the training images; "train+valid" does not, unless
+            the folder has valid/ and no test/: that is then its only held-out part.
+
+    Returns:
+        The places of each part's images, ascending.
+
+    Raises:
+        InputError: If a group would have images on both sides.
+    """
+    given, valid_alone = {item.part for item in files}, holds_out_valid_alone(files)
+    parts: dict[Part, list[int]] = {"train": [], "valid": [], "test": []}
+    sides: dict[str, tuple[Part, ImageFile]] = {}
+    for place, item in enumerate(files):
+        name = item.group or item.hashed or item.name
+        part: Part = "train"
+        if valid_alone:
+            part = "valid" if item.part == "valid" else "train"
+        elif item.part == "test" if "test" in given else is_held_out("test", name):
+            part = "test"
+        elif which == "train" and (item.part == "valid" if "valid" in given else is_held_out("valid", name)):
+            part = "valid"
+        if item.group is not None:
+            other, first = sides.setdefault(item.group, (part, item))
+            if other != part:
+                both = f"{first.name} ({other}) and {item.name} ({part})"
+                raise InputError(f"group {item.group} has images on both sides: {both}. Move them into one part.")
+        parts[part].append(place)
+    return parts
+
+
+def holds_out_valid_alone(files: Sequence[ImageFile]) -> bool:
+    """Whether the folder's owner held out valid/ and nothing else: training on it would surprise."""
+    given = {item.part for item in files}
+    return "valid" in given and "test" not in given
+
+
+def beyond_limit(files: Sequence[ImageFile], limit: int | None) -> list[int]:
+    """The places of images beyond so many of their group, all but those whose names' hashes are
+    smallest: no pixel and no other group decides.
+    """
+    if limit is None:
+        return []
+    groups = collections.defaultdict(list)
+    for place in sorted(range(len(files)), key=lambda at: hash_fraction("kept", files[at].hashed or files[at].name)):
+        groups[files[place].group].append(place)
+    return [place for group, places in groups.items() if group is not None for place in places[limit:]]

@@ -22,10 +22,10 @@ PARTS = ("train", "valid", "test")
 PART_MEANT = {"training": "train", "validation": "valid", "val": "valid", "dev": "valid", "testing": "test"} | {
     part: part for part in PARTS
 }
-TABLES = ("labels.csv", "metadata.csv", "metadata.jsonl")
+FILE_COLUMNS = {"labels.csv": "file", "metadata.csv": "file_name", "metadata.jsonl": "file_name"}
+"""Names of tables of labels, and the column that holds paths relative to the table's folder."""
 _LEFT_OUT = ("thumbs.db", "desktop.ini", "__macosx")
 _NOTES = ("readme", "license", "licence", "copying", "notice", "changelog", "citation")
-_DICOM_EXTENSIONS = (".dcm", ".dicom", ".ima")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,15 +97,13 @@ def find_files(root: Path) -> Found:
         for name in folders:
             path = Path(above, name)
             if path.is_symlink():
-                raise InputError(
-                    f"{path} is a symbolic link to a folder, which is not followed. Put the folder itself there."
-                )
+                raise InputError(f"{path} is a symbolic link to a folder: not followed. Put the folder itself there.")
             found.folders.append(relative_name(path, root))
         for path in (Path(above, name) for name in sorted(names) if not is_left_out(name)):
             if not path.is_file():
                 raise InputError(f"{path} is a broken link or no ordinary file. Take it out of the folder.")
             name = relative_name(path, root)
-            if is_table(name):
+            if path.name in FILE_COLUMNS and _may_hold_tables(name):
                 found.tables.append(path)
             elif is_note(name):
                 found.notes.append(name)
@@ -137,11 +135,10 @@ def stamp_of(path: Path) -> tuple[int, int, int]:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def is_table(name: str) -> bool:
-    """Whether a file's name in the folder is that of a table of labels (`sfumato.data.tables`)."""
-    *above, last = name.split("/")
-    is_there = not above or (len(above) == 1 and above[0].casefold() in PART_MEANT)
-    return is_there and last in TABLES
+def _may_hold_tables(name: str) -> bool:
+    """Whether a file lies at the top or in a part, where tables of labels do (`sfumato.data.tables`)."""
+    *above, _ = name.split("/")
+    return not above or (len(above) == 1 and above[0].casefold() in PART_MEANT)
 
 
 def is_note(name: str) -> bool:
@@ -162,10 +159,8 @@ def check_file(path: Path) -> None:
         InputError: Naming the file.
     """
     if not path.is_file():
-        raise InputError(
-            f"image {path} {'is no ordinary file' if path.exists() else 'does not exist'}. Name "
-            "an image, or a folder of images."
-        )
+        reason = "is no ordinary file" if path.exists() else "does not exist"
+        raise InputError(f"image {path} {reason}. Name an image, or a folder of images.")
     _check_kind(path)
 
 
@@ -173,20 +168,18 @@ def _check_kind(path: Path) -> None:
     extension = path.suffix.lower()
     if extension in EXTENSIONS:
         return
-    if extension in _DICOM_EXTENSIONS:
-        raise InputError(
-            f"{path} is DICOM, which is not read. Convert it to 16-bit PNG first, for example by "
-            "DCMTK's `dcmj2pnm --write-16-bit-png`, and see to it that no name is written into "
-            "the picture."
+    why = f"is of no known kind of image ({', '.join(EXTENSIONS)}). Convert it, or take it out of the folder."
+    if extension in (".dcm", ".dicom", ".ima"):
+        why = (
+            "is DICOM, which is not read. Convert it to 16-bit PNG, for example by DCMTK's `dcmj2pnm "
+            "--write-16-bit-png`, and see to it that no name is written into the picture."
         )
-    if extension in (".csv", ".tsv", ".xlsx", ".xls", ".ods"):
-        raise InputError(
-            f"{path} is no image. A table of labels is named labels.csv, with commas between the columns file, label "
-            "and, for people with several images, group. Rename it, or take it out of the folder."
+    elif extension in (".csv", ".tsv", ".xlsx", ".xls", ".ods"):
+        why = (
+            "is no image. A table of labels is named labels.csv, with commas between the columns file, label and, for "
+            "people with several images, group. Rename it, or take it out of the folder."
         )
-    raise InputError(
-        f"{path} is of no known kind of image ({', '.join(EXTENSIONS)}). Convert it, or take it out of the folder."
-    )
+    raise InputError(f"{path} {why}")
 
 
 def _raise(error: OSError) -> None:
@@ -203,12 +196,7 @@ def words_of(name: str) -> list[str]:
 
 
 def parts_of(
-    root: Path,
-    names: Sequence[str],
-    folders: Sequence[str],
-    classes: Sequence[str] | None,
-    *,
-    needs_train: bool = True,
+    root: Path, names: Sequence[str], folders: Sequence[str], classes: Sequence[str] | None, *, needs_train: bool = True
 ) -> dict[str, str]:
     """Which of the folders at the top is which part, whatever its spelling (Training/, val/, Test/);
     empty where they are classes. What could be both is refused.
@@ -227,10 +215,9 @@ def parts_of(
     others = [name for name in folders if name not in meant]
     sound_like_parts = len(folders) > 1 and all(set(words_of(name)) & set(PART_MEANT) for name in folders)
     if classes is None and sound_like_parts and others:
-        raise InputError(
-            f"{root} holds {', '.join(f'{name}/' for name in folders[:3])}: parts or classes? Rename them to "
-            "train/, valid/ and test/, or list them in data.classes."
-        )
+        listed = ", ".join(f"{name}/" for name in folders[:3])
+        remedy = "Rename them to train/, valid/ and test/, or list them in data.classes."
+        raise InputError(f"{root} holds {listed}: parts or classes? {remedy}")
     if not meant or (classes is not None and set(folders) <= set(classes)):
         return {}
     first, listed = next(iter(meant)), "or list all these folders in data.classes if they are classes."
@@ -238,10 +225,7 @@ def parts_of(
         is_class = any(name.count("/") == 1 and name.split("/")[0] in meant for name in names)
         if is_class and not any(name in PARTS for name in meant):
             return {}  # a folder of images beside other classes is one of them
-        raise InputError(
-            f"{root} holds {first}/ beside {others[0]}/. Keep only train/, valid/ and test/ "
-            f"(or Training/, val/ and the like), {listed}"
-        )
+        raise InputError(f"{root} holds {first}/ beside {others[0]}/. Keep only train/, valid/ and test/, {listed}")
     for part in PARTS:
         same = [other for other in meant if meant[other] == part]
         if len(same) > 1:

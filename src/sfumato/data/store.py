@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import fcntl
 import hashlib
-import io
 import json
 import mmap
 import os
@@ -24,11 +23,13 @@ from typing import Any
 import numpy as np
 
 KINDS = ("images", "features", "unpacked")
-_PART, _MADE, _SETTINGS, _FILLED = "part", "made", "settings.json", "filled.json"
+_PART, MADE, _SETTINGS, _FILLED = "part", "made", "settings.json", "filled.json"
 _is_off: ContextVar[bool] = ContextVar("cache_is_off", default=False)
 
 Columns = Mapping[str, tuple[tuple[int, ...], np.dtype]]
 """Name -> shape and type of one row."""
+Report = Callable[[str], None]
+"""Takes lines for the user."""
 
 
 def cache_folder() -> Path:
@@ -57,9 +58,7 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
-def made(
-    slot: Path, settings: Mapping[str, Any], fill: Callable[[Path], None], report: Callable[[str], None]
-) -> tuple[Path, bool]:
+def made(slot: Path, settings: Mapping[str, Any], fill: Callable[[Path], None], report: Report) -> tuple[Path, bool]:
     """The folder in a slot that was filled under these settings; where there is none it is filled now.
 
     Args:
@@ -78,29 +77,36 @@ def made(
     slot.mkdir(mode=0o700, parents=True, exist_ok=True)
     slot.parent.chmod(0o700)
     settings = json.loads(json.dumps(settings))
-    part, whole, old = slot / _PART, slot / _MADE, slot / "old"
+    part, whole = slot / _PART, slot / MADE
     with _alone(slot, report):
-        if read_json(whole / _SETTINGS) == settings:
+        if settings_of(whole) == settings:
             return whole, True
-        if read_json(part / _SETTINGS) != settings:
-            (part / _SETTINGS).unlink(missing_ok=True)  # what a kill leaves of the next line is not gone on from
-            shutil.rmtree(part, ignore_errors=True)
+        if settings_of(part) != settings:
+            _remove(part)
             part.mkdir(mode=0o700)
             write(part / _SETTINGS, json.dumps(settings))
         fill(part)
         for path in part.iterdir():
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
-        shutil.rmtree(old, ignore_errors=True)
-        if whole.exists():
-            os.rename(whole, old)
+        _remove(whole)
         os.rename(part, whole)
-        shutil.rmtree(old, ignore_errors=True)
     return whole, False
 
 
+def settings_of(folder: Path) -> Any:
+    """Under which a folder was or is filled; None where it is not there, or is half removed."""
+    return read_json(folder / _SETTINGS)
+
+
+def _remove(folder: Path) -> None:
+    """Its settings first, so that what a kill leaves of it is neither read nor gone on from."""
+    (folder / _SETTINGS).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 @contextlib.contextmanager
-def _alone(slot: Path, report: Callable[[str], None]) -> Iterator[None]:
+def _alone(slot: Path, report: Report) -> Iterator[None]:
     with open(slot / "lock", "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -139,17 +145,11 @@ class Filling:
     """
 
     def __init__(self, folder: Path, count: int, columns: Columns) -> None:
-        self._folder, self._columns = folder, columns
+        self._folder = folder
         filled: tuple[int, list[tuple[int, str]]] = read_json(folder / _FILLED) or (0, [])
         self.num_filled, self.reasons = filled[0], dict(filled[1])
-        self._starts = {}
-        for name, (shape, dtype) in columns.items():
-            head = io.BytesIO()
-            described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count, *shape)}
-            np.lib.format.write_array_header_1_0(head, described)
-            self._starts[name] = head.tell()
-            if not self.num_filled:
-                (folder / f"{name}.npy").write_bytes(head.getvalue())
+        for name, (shape, dtype) in columns.items() if not self.num_filled else ():
+            np.lib.format.open_memmap(folder / f"{name}.npy", "w+", dtype, (count, *shape))
         self._note()
 
     def put(self, reasons: Mapping[int, str] | None = None, **columns: np.ndarray) -> None:
@@ -159,12 +159,12 @@ class Filling:
             reasons: Why rows of these are empty, by their index among all.
             columns: (b, *shape) each.
         """
-        assert columns.keys() == self._columns.keys()
         for name, values in columns.items():
-            shape, dtype = self._columns[name]
-            assert values.shape[1:] == shape and values.dtype == dtype
-            with open(self._folder / f"{name}.npy", "r+b") as file:
-                file.seek(self._starts[name] + self.num_filled * int(np.prod(shape, dtype=int)) * dtype.itemsize)
+            path = self._folder / f"{name}.npy"
+            rows: Any = np.lib.format.open_memmap(path, "r")
+            assert values.shape[1:] == rows.shape[1:] and values.dtype == rows.dtype
+            with open(path, "r+b") as file:  # a full disk is an error of `write`; of a map it would end the process
+                file.seek(rows.offset + self.num_filled * values[:1].nbytes)
                 file.write(np.ascontiguousarray(values).data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -194,7 +194,7 @@ class Rows:
         """
         values: Any = self.columns["values"]
         size = values[:1].nbytes
-        for row in rows if size else ():
+        for row in rows:
             start = values.offset + row * size
             page = start - start % mmap.PAGESIZE
             values._mmap.madvise(mmap.MADV_WILLNEED, page, start + size - page)
@@ -224,18 +224,16 @@ class Entry:
 
 def entries() -> list[Entry]:
     """All that the cache holds, largest first."""
-    home = cache_folder()
-    slots = sorted(home.iterdir()) if home.is_dir() else []
     found = []
-    for slot in slots:
-        if slot.suffix[1:] in KINDS and slot.is_dir():
-            settings = read_json(slot / _MADE / _SETTINGS) or read_json(slot / _PART / _SETTINGS) or {}
+    for kind in KINDS:
+        for slot in sorted(cache_folder().glob(f"*.{kind}")):
+            settings = settings_of(slot / MADE) or settings_of(slot / _PART) or {}
             sizes = [path.stat().st_size for path in slot.rglob("*") if path.is_file()]
-            found.append(Entry(slot, slot.suffix[1:], settings.get("root"), sum(sizes)))
+            found.append(Entry(slot, kind, settings.get("root"), sum(sizes)))
     return sorted(found, key=lambda entry: -entry.num_bytes)
 
 
-def clear(report: Callable[[str], None]) -> list[Entry]:
+def clear(report: Report) -> list[Entry]:
     """Removes all that the cache holds, and says what it was. A process that is filling a part of it
     is waited for.
     """

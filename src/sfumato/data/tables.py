@@ -10,19 +10,16 @@ import dataclasses
 import itertools
 import json
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from sfumato.data.listing import PART_MEANT, Found, ImageFile, find_files, parts_of, refusing
+from sfumato.data.listing import FILE_COLUMNS, PART_MEANT, Found, ImageFile, find_files, parts_of, refusing
 from sfumato.errors import InputError
-
-FILE_COLUMNS = {"labels.csv": "file", "metadata.csv": "file_name", "metadata.jsonl": "file_name"}
-"""Names of tables, and the column that holds paths relative to the table's folder."""
 
 _KNOWN = {*FILE_COLUMNS.values(), "label", "group"}
 
-_Table = tuple[list[str], list[tuple[int, list[str]]]]
+_Table = tuple[list[str], list[tuple[int, dict[str, Any]]]]
 """Names of columns, and the cells of each further line with its number."""
 
 
@@ -57,25 +54,21 @@ def read_labels(
     for table in found.tables:
         for line, file, row in _rows(table):
             where = f"{table} line {line}"
-            name = unicodedata.normalize("NFC", (table.parent.relative_to(root) / file).as_posix())
+            name = _name_of(table, root, file)
             if name in labelled:
                 raise InputError(f"{where}: {file} stands in {lines[name]} already. Take one line out.")
             if name not in files:
-                raise InputError(
-                    f"{where}: there is no image {file} below {table.parent}. Correct the line, or take it out."
-                )
+                raise InputError(f"{where}: there is no image {file} below {table.parent}. Correct the line.")
             if parts and "/" not in name:
-                raise InputError(
-                    f"{files[name].path} lies outside train/, valid/ and test/. Move it into one of them or away."
-                )
+                raise InputError(f"{files[name].path} lies outside train/, valid/ and test/. Move it into one of them.")
             part = _part_of(where, file, parts[name.split("/")[0]] if parts else None, row.get("split"))
             label = unicodedata.normalize("NFC", row["label"])
             labelled[name] = dataclasses.replace(files[name], label=label, part=part, group=row.get("group"))
             lines[name] = f"line {line}" if len(found.tables) == 1 else where
-    without = next((file for name, file in files.items() if name not in labelled), None)
-    if without is not None:
-        listed = " or ".join(map(str, found.tables))
-        raise InputError(f"{without.path} is not in {listed}. Add a line for it, or move it away.")
+    for name, image in files.items():
+        if name not in labelled:
+            listed = " or ".join(map(str, found.tables))
+            raise InputError(f"{image.path} is not in {listed}. Add a line for it, or move it away.")
     return [labelled[name] for name in files]
 
 
@@ -99,14 +92,11 @@ def _rows(table: Path) -> list[tuple[int, str, dict[str, str]]]:
     columns |= {name.casefold(): name for name in header if name.casefold() == "split" or name == "group"}
     if any(header.count(name) != 1 for name in columns.values()):
         listed = " and ".join(f"one column {name!r}" for name in columns.values())
-        raise InputError(
-            f"{table} needs {listed} in its first line, parted by commas, semicolons or tabs; it has "
-            f"{', '.join(header) or 'none'}. Correct the first line."
-        )
-    places = {key: header.index(name) for key, name in columns.items()}
+        needs = f"{listed} in its first line, parted by commas, semicolons or tabs"
+        raise InputError(f"{table} needs {needs}; it has {', '.join(header) or 'none'}. Correct the first line.")
     rows = []
     for line, cells in lines:
-        row = {key: cells[place].strip() if place < len(cells) else "" for key, place in places.items()}
+        row = {key: _as_text(cells.get(name)) for key, name in columns.items()}
         empty = next((key for key, value in row.items() if not value and key != "group"), None)
         if empty is not None:
             raise InputError(f"{table} line {line} has no {empty}. Fill it in, or take the line out.")
@@ -125,36 +115,34 @@ def column(root: Path, name: str) -> dict[str, str]:
         raise InputError(f"{root} has no table, so no column {name!r}. Write one: labels.csv, or metadata.csv.")
     found: dict[str, str] = {}
     for table in tables:
-        header, lines = _read(table, _any_value)
+        header, lines = _read(table)
         if header.count(name) != 1:
             raise InputError(f"{table} has no one column {name!r}: it has {', '.join(header)}. Name one of these.")
-        above, file, place = table.parent.relative_to(root), header.index(FILE_COLUMNS[table.name]), header.index(name)
         for _, cells in lines:
-            path = unicodedata.normalize("NFC", (above / cells[file].strip()).as_posix())
-            found[path] = cells[place].strip() if place < len(cells) else ""
+            value, path = cells.get(name), _name_of(table, root, _as_text(cells.get(FILE_COLUMNS[table.name])))
+            text = value if isinstance(value, str) else "" if value is None else json.dumps(value, sort_keys=True)
+            found[path] = text.strip()
     return found
 
 
-def _label(value: Any) -> str:
-    return str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
+def _name_of(table: Path, root: Path, file: str) -> str:
+    """An image's name in the folder, of its path from the table."""
+    return unicodedata.normalize("NFC", (table.parent.relative_to(root) / file).as_posix())
 
 
-def _any_value(value: Any) -> str:
-    return value if isinstance(value, str) else "" if value is None else json.dumps(value, sort_keys=True)
+def _as_text(cell: Any) -> str:
+    """A text or a whole number; "" of all else."""
+    return str(cell).strip() if isinstance(cell, (str, int)) and not isinstance(cell, bool) else ""
 
 
-def _read(table: Path, in_words: Callable[[Any], str] = _label) -> _Table:
-    """A table's columns and its lines that are not empty.
-
-    Args:
-        in_words: Of a value of JSON; by default "" of all but texts and whole numbers.
-    """
+def _read(table: Path) -> _Table:
+    """A table's columns and its lines that are not empty."""
     kind = "JSON" if table.suffix == ".jsonl" else "CSV"
     with (
         refusing(f"{table} is no {kind} in UTF-8", f"Save it as {kind} in UTF-8.", csv.Error, UnicodeDecodeError),
         open(table, encoding="utf-8-sig", newline="") as file,  # "-sig": spreadsheets put a mark at the start
     ):
-        return _read_json(table, file, in_words) if kind == "JSON" else _read_csv(file)
+        return _read_json(table, file) if kind == "JSON" else _read_csv(file)
 
 
 def _read_csv(file: TextIO) -> _Table:
@@ -164,21 +152,21 @@ def _read_csv(file: TextIO) -> _Table:
     delimiter = max(",;\t", key=lambda sign: len(_KNOWN & {cell.strip(' "\r\n') for cell in first.split(sign)}))
     reader = csv.reader(file, strict=True, delimiter=delimiter)
     header = [cell.strip() for cell in next(reader, [])]
-    return header, [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
+    lines = ((reader.line_num, cells) for cells in reader)
+    return header, [
+        (line, dict(zip(header, cells, strict=False))) for line, cells in lines if any(map(str.strip, cells))
+    ]
 
 
-def _read_json(table: Path, file: TextIO, in_words: Callable[[Any], str]) -> _Table:
+def _read_json(table: Path, file: TextIO) -> _Table:
     """An object a line; a label may be a number."""
-    header: list[str] = []
     rows = []
     for line, text in enumerate(file, start=1):
-        if not text.strip():
-            continue
-        where, remedy = f"{table} line {line} is no JSON object", "Write one object a line."
-        with refusing(where, remedy, ValueError, RecursionError):
-            row = json.loads(text)
-        if not isinstance(row, dict):
-            raise InputError(f"{where}. {remedy}")
-        header += [key for key in row if key not in header]
-        rows.append((line, [in_words(row.get(key)) for key in header]))
-    return header, rows
+        if text.strip():
+            where, remedy = f"{table} line {line} is no JSON object", "Write one object a line."
+            with refusing(where, remedy, ValueError, RecursionError):
+                row = json.loads(text)
+            if not isinstance(row, dict):
+                raise InputError(f"{where}. {remedy}")
+            rows.append((line, row))
+    return list(dict.fromkeys(key for _, row in rows for key in row)), rows

@@ -1,9 +1,10 @@
-"""Which views of each image a step averages, and how they are made."""
+"""What a step makes of the examples that it draws: views of each image, or all images of a person."""
 
 import dataclasses
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sfumato.config import AugmentationKind, ResolvedAugmentation
 from sfumato.data.augmentation import augment
@@ -14,10 +15,14 @@ from sfumato.data.images import ImageSet
 
 @dataclasses.dataclass(frozen=True)
 class ViewWords:
-    """Random words for the views of any examples, computed for those that are asked for: `words[indices]`.
+    """Uniform words for the views of any examples, computed for those that are asked for: `words[indices]`.
+
+    Guarantee: word (i, j) is a function of the key, the example's index i and the view's j alone, whatever else is
+    asked for. It is word ``16 B i + j`` of the keystream that `sfumato.randomness.Stream` gives for that key,
+    B = ceil(K / 16).
 
     Attributes:
-        key: Of one update, 32 bytes.
+        key: Of one update, 32 bytes, used for nothing else.
         num_views: K.
     """
 
@@ -25,12 +30,59 @@ class ViewWords:
     num_views: int
 
     def __getitem__(self, indices: np.ndarray) -> np.ndarray:
-        """(b, K), uint32: see `view_words`."""
-        return view_words(self.key, indices, self.num_views)
+        """(b,), of examples, below 2^32 / B -> (b, K), uint32."""
+        num_blocks = -(-self.num_views // 16)
+        blocks = np.asarray(indices, dtype=np.int64)[:, None] * num_blocks + np.arange(num_blocks)
+        assert not blocks.size or blocks.max() < 2**32
+        words = _chacha20(self.key, blocks.ravel().astype(np.uint32))
+        return words.reshape(len(indices), 16 * num_blocks)[:, : self.num_views]
 
 
+Drawn = Examples | WithCanaries
 ViewBits = np.ndarray | ViewWords
 """What gives (b, K) words when it is indexed by (b,) examples: words of all (N, K), or those of a key."""
+
+
+class People:
+    """One example for each person (`Examples.groups`), in the order in which they first appear.
+
+    An example is the person's images, up to K, each with its label and its weight 1/n, n the number of the person's
+    images: their weighted sum is the mean. The places that are left hold the first image again, with a weight of zero.
+
+    Attributes:
+        readable: (N,), torch.bool: False for a person of whom no image counts.
+
+    Args:
+        images: With groups; those that are not readable do not count.
+        limit: K, the most images of a person that count: of more the first do.
+    """
+
+    def __init__(self, images: Examples, limit: int) -> None:
+        assert images.groups is not None
+        self._images, self._limit = images, limit
+        places: dict[str, list[int]] = {}
+        for index, (group, counts) in enumerate(zip(images.groups, images.readable.tolist(), strict=True)):
+            own = places.setdefault(group, [])
+            if counts and len(own) < limit:
+                own.append(index)
+        self._counts = torch.tensor([len(own) for own in places.values()], dtype=torch.int64)
+        # (N, K): the first image again where there are no more; image 0 for nobody's.
+        self._places = torch.tensor([[*own, *[own[0] if own else 0] * (limit - len(own))] for own in places.values()])
+        self.readable = self._counts > 0
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def together(self, people: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Images (m, K, *shape), labels (m, K), and weights (m, K).
+
+        Args:
+            people: (m,), int64.
+        """
+        places, counts = self._places[people], self._counts[people][:, None]
+        images = self._images.batch(places.flatten(), device)
+        weights = (torch.arange(self._limit) < counts) / counts.clamp(min=1)
+        return images.view(*places.shape, *images.shape[1:]), self._images.labels[places].to(device), weights.to(device)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,10 +97,8 @@ class Views:
     def of(cls, resolved: ResolvedAugmentation) -> "Views":
         return cls(resolved.kind, resolved.augmult, resolved.padding)
 
-    def make(
-        self, examples: Examples | WithCanaries, indices: torch.Tensor, view_bits: ViewBits, device: torch.device
-    ) -> torch.Tensor:
-        """(b, K, C, H, W), or the images as they are, (b, C, H, W), where K is 0.
+    def make(self, examples: Drawn, indices: Tensor, view_bits: ViewBits, device: torch.device) -> Tensor:
+        """(b, K, C, H, W), or the examples as they are, (b, *shape), where K is 0.
 
         Args:
             examples: All of them; images, where views are made.
@@ -59,49 +109,24 @@ class Views:
         if not self.augmult:
             return examples.batch(indices, device)
         bits = torch.from_numpy(view_bits[indices.numpy()].astype(np.int64))
-
-        def views(images: object, indices: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-            assert isinstance(images, ImageSet)
-            return self.of_bits(images, indices, bits[chosen], device)
-
         if isinstance(examples, WithCanaries):
-            return examples.of_each(indices, views)
-        return views(examples, indices, torch.ones(len(indices), dtype=torch.bool))
+            return examples.of_each(indices, lambda own, at, which: self.of_bits(own, at, bits[which], device))
+        return self.of_bits(examples, indices, bits, device)
 
-    def of_bits(
-        self, images: ImageSet, indices: torch.Tensor, bits: torch.Tensor, device: torch.device
-    ) -> torch.Tensor:
+    def of_bits(self, images: Examples, indices: Tensor, bits: Tensor, device: torch.device) -> Tensor:
         """(b, K, C, H, W), from each view's own bits: (b, K), int64."""
+        assert isinstance(images, ImageSet)
         size = images.crop if self.kind in ("crop", "crop_flip") else None
         inputs = images.batch(indices, device) if size is None else images.whole(indices, device)
         return augment(inputs, bits.to(device), self.kind, self.padding, images.mean, images.std, size=size)
 
     def with_labels(
-        self, examples: Examples | WithCanaries, indices: torch.Tensor, view_bits: ViewBits, device: torch.device
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `make` gives, and the (b,) labels."""
+        self, examples: Drawn | People, indices: Tensor, view_bits: ViewBits, device: torch.device
+    ) -> tuple[Tensor, ...]:
+        """What `make` gives, and the (b,) labels; or people, `together`: their images as they are."""
+        if isinstance(examples, People):
+            return examples.together(indices, device)
         return self.make(examples, indices, view_bits, device), examples.labels[indices].to(device)
-
-
-def view_words(key: bytes, indices: np.ndarray, num_views: int) -> np.ndarray:
-    """Uniform words for the views of some examples.
-
-    Guarantee: word (i, j) is a function of the key, the example's index and j alone, whatever else is asked for. It is
-    word ``16 B i + j`` of the keystream that `sfumato.randomness.Stream` gives for that key, B = ceil(K / 16).
-
-    Args:
-        key: 32 bytes, used for nothing else.
-        indices: (b,), of examples, below 2^32 / B.
-        num_views: K.
-
-    Returns:
-        (b, K), uint32.
-    """
-    num_blocks = -(-num_views // 16)
-    blocks = np.asarray(indices, dtype=np.int64)[:, None] * num_blocks + np.arange(num_blocks)
-    assert not blocks.size or blocks.max() < 2**32
-    words = _chacha20(key, blocks.ravel().astype(np.uint32))
-    return words.reshape(len(indices), 16 * num_blocks)[:, :num_views]
 
 
 def _chacha20(key: bytes, counters: np.ndarray) -> np.ndarray:
@@ -112,10 +137,10 @@ def _chacha20(key: bytes, counters: np.ndarray) -> np.ndarray:
     start[12] = counters
     state = start.copy()
     for _ in range(10):
-        for shift in (0, 1, 2, 3):
-            _quarter_round(state, shift, 4 + shift, 8 + shift, 12 + shift)
-        for shift in (0, 1, 2, 3):
-            _quarter_round(state, shift, 4 + (shift + 1) % 4, 8 + (shift + 2) % 4, 12 + (shift + 3) % 4)
+        for turn in (0, 1):  # columns, then diagonals
+            for shift in (0, 1, 2, 3):
+                others = (4 * row + (shift + turn * row) % 4 for row in (1, 2, 3))
+                _quarter_round(state, shift, *others)
     return np.ascontiguousarray((state + start).T)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sfumato.data import loading, tables
-from sfumato.data.archives.unpacking import part_of
+from sfumato.data.archives import part_of
 from sfumato.data.folders import labelled_images
 from sfumato.data.images import ImageSet
 from sfumato.data.listing import PART_MEANT

@@ -18,7 +18,7 @@ from sfumato.planning.solve import Budget, budget_of, selection_of, solve
 
 ORDINARY = "this is ordinary training, without a budget and without noise"
 MOST_IMAGES_TOGETHER = 256
-"""Of a person who is drawn (`sfumato.data.people`)."""
+"""Of a person who is drawn (`sfumato.data.views.People`)."""
 _CANARIES_ONE_IN = 20
 _SOLVED: dict[Unknown, tuple[str, str]] = {
     "noise_multiplier": ("privacy.noise_multiplier", "the least noise"),

@@ -14,8 +14,7 @@ from typing import Any
 
 from sfumato import config
 from sfumato.config import Recipe
-from sfumato.data.digest import dataset_digest
-from sfumato.data.examples import Dataset
+from sfumato.data.examples import Dataset, dataset_digest
 from sfumato.errors import InputError
 from sfumato.planning.resolve import Plan
 from sfumato.randomness import digest

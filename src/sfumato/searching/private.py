@@ -17,8 +17,7 @@ from sfumato import config, randomness
 from sfumato.accounting.selection import Selection
 from sfumato.config import Recipe, ResolvedRecipe
 from sfumato.data import loading
-from sfumato.data.digest import dataset_digest
-from sfumato.data.examples import Dataset
+from sfumato.data.examples import Dataset, dataset_digest
 from sfumato.errors import InputError
 from sfumato.evaluation.scores import judged_right, predict_each_alone, predict_logits
 from sfumato.evaluation.trained import load

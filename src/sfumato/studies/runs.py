@@ -15,7 +15,7 @@ from typing import Any
 
 from sfumato import config
 from sfumato.data import loading
-from sfumato.data.digest import dataset_digest
+from sfumato.data.examples import dataset_digest
 from sfumato.errors import InputError, MachineError, first_line
 from sfumato.json_record import pick
 from sfumato.reporting.formats import note

@@ -11,7 +11,7 @@ from torch import nn
 
 from sfumato.clipping.probe import made_up_images
 from sfumato.data import store
-from sfumato.data.features import FeatureSet
+from sfumato.data.examples import FeatureSet
 from sfumato.data.images import ImageSet
 from sfumato.errors import InputError
 from sfumato.models.trainable import Backbone
@@ -74,8 +74,7 @@ def features_of(
             f"warning: the network's features of {len(wrong)} of {len(images)} images are not finite (the first is "
             f"number {wrong[0]}); they contribute nothing. This number is private."
         )
-    rows = torch.arange(len(images))
-    return FeatureSet(torch.from_numpy(values), images.labels, images.readable, images.groups, rows)
+    return FeatureSet(torch.from_numpy(values), images.labels, images.readable, images.groups)
 
 
 def _stored(

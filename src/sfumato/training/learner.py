@@ -12,7 +12,6 @@ from sfumato.clipping.clip import refuse_missing_tf32
 from sfumato.clipping.microbatch import default_microbatch_size
 from sfumato.clipping.speed import Speed
 from sfumato.data.examples import Dataset
-from sfumato.data.people import Together
 from sfumato.data.views import Views
 from sfumato.evaluation.objective import Objective
 from sfumato.evaluation.scores import require_rows_apart
@@ -112,7 +111,7 @@ class Learner:
         prepared = grad_fn.prepare(views, *targets, batch_size=recipe.training.batch_size)
         self.engine, self.microbatch_size = prepared.name, prepared.microbatch_size
         self.methods, self.num_workers = grad_fn.methods, grad_fn.num_workers
-        self.update = PrivateStep(grad_fn, self._plan.mechanism, Together() if of_people else self.views)
+        self.update = PrivateStep(grad_fn, self._plan.mechanism, self.views)
         require_rows_apart(network.trained, row)
         if network.backbone is not None:  # features may not be of several images
             require_rows_apart(network.backbone, network.blank())

@@ -7,10 +7,9 @@ import numpy as np
 import torch
 
 from sfumato.data.canaries import WithCanaries, canary_images
-from sfumato.data.examples import Dataset, Examples
-from sfumato.data.features import FeatureSet
+from sfumato.data.examples import Dataset, Examples, FeatureSet
 from sfumato.data.images import ImageSet
-from sfumato.data.people import People
+from sfumato.data.views import People
 from sfumato.models.layers import centred
 from sfumato.planning.resolve import Plan
 from sfumato.training.features import features_of

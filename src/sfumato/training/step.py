@@ -11,8 +11,7 @@ from sfumato.accounting.mechanism import Mechanism
 from sfumato.clipping import GradFn
 from sfumato.data.canaries import WithCanaries
 from sfumato.data.examples import Examples
-from sfumato.data.people import People
-from sfumato.data.views import ViewBits, Views, ViewWords
+from sfumato.data.views import People, ViewBits, Views, ViewWords
 from sfumato.randomness import Stream
 from sfumato.run_folder.record import NormHistogram
 from sfumato.training.noise import add_noise
@@ -53,7 +52,7 @@ class Statistics:
 
 
 class Gathers(Protocol):
-    """Makes inputs and targets of examples: `Views` of images, or people `Together`."""
+    """Makes inputs and targets of examples: `Views`."""
 
     def with_labels(
         self, examples: Any, indices: torch.Tensor, view_bits: ViewBits, device: torch.device
@@ -102,7 +101,7 @@ class PrivateStep:
     Args:
         grad_fn: From ``clipped_grad``; states its own sensitivity.
         mechanism: The public numbers.
-        views: How images become inputs and targets: `Views`, or people `Together`.
+        views: How images become inputs and targets: `Views`.
     """
 
     def __init__(self, grad_fn: GradFn, mechanism: Mechanism, views: "Gathers") -> None:

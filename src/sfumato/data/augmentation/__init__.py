@@ -5,98 +5,80 @@
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from sfumato.config import AugmentationKind
 from sfumato.data.augmentation import colour, geometry
 
-_MAX_PIXELS = {
-    "cpu": 2**18,
-    "cuda": 2**22,
-}  # of the views made at once: bounds memory, suits a CPU's caches and a GPU's width
+_MAX_PIXELS = {"cpu": 2**18, "cuda": 2**22}
+"""Of the views made at once: bounds memory, suits a CPU's caches and a GPU's width."""
 _MASK = 2**32 - 1
 _WEYL = 0x9E3779B9  # 2^32 / golden ratio, odd: consecutive counters land far apart
 _JITTER = (0.8, 0.8, 0.8, 0.2)  # brightness, contrast, saturation, hue: SimCLR's at strength 1, which "tan" has too
 
 
 def augment(
-    images: torch.Tensor,
-    bits: torch.Tensor,
+    images: Tensor,
+    bits: Tensor,
     kind: AugmentationKind,
     padding: int = 4,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     *,
     size: int | None = None,
-) -> torch.Tensor:
-    """K views of each image, as a pure function of random bits.
+) -> Tensor:
+    """K views of each image, as a pure function of random bits: (B, K, C, H, W), normalised like the images.
 
-    Each view depends on its image and its own 32 bits alone, so that batches may be cut
-    up and views computed in any order. Flips are from left to right, with probability 1/2.
+    Each view depends on its image and its own 32 bits alone: batches may be cut up, and views computed in any order.
+    Flips are from left to right, with probability 1/2.
 
-    ========= ==========================================================================
+    ========= ========================================================================================================
     none      the image itself
     flip      flipped or not
-    crop      a crop at the original size, uniform among all positions in the image with
-              `padding` pixels of mirror padding on each edge (the edge pixel repeated:
-              NumPy's "symmetric"); with `size`, uniform among the parts of that size
+    crop      uniform among all positions in the image with `padding` pixels of mirror padding on each edge (the edge
+              pixel repeated: NumPy's "symmetric"); with `size`, uniform among the parts of that size
     crop_flip crop, then flip
-    rrc       random resized crop: 8 to 100 % of the area, ratio of the sides 3/4 to 4/3,
-              stretched to the original size; then flip ("RRC" of Sander et al. 2022)
-    tan       crop with "reflect" padding (the edge pixel not repeated), flip, and with
-              probability 0.3 colour jitter ("Ours" of Sander et al. 2022)
-    simclr    rrc; colour jitter with probability 0.8, grayscale 0.2, Gaussian blur of
-              standard deviation 0.1 to 2 pixels 0.5 (Chen et al. 2020, Appendix A)
-    ========= ==========================================================================
+    rrc       random resized crop: 8 to 100 % of the area, ratio of the sides 3/4 to 4/3, stretched to the original
+              size; then flip ("RRC" of Sander et al. 2022)
+    tan       crop with "reflect" padding (the edge pixel not repeated), flip, and with probability 0.3 colour
+              jitter ("Ours" of Sander et al. 2022)
+    simclr    rrc; colour jitter with probability 0.8, grayscale 0.2, Gaussian blur of standard deviation 0.1 to 2
+              pixels 0.5 (Chen et al. 2020, Appendix A)
+    ========= ========================================================================================================
 
     Args:
         images: (B, C, H, W), C = 1 or 3 where colours change.
-        size: Height and width of crops, at most H and W; None: those of the images, padded.
         bits: (B, K), int64 with values uniform in [0, 2^32).
         kind: See above.
-        padding: Pixels on each edge; at least 0, used by crop, crop_flip and tan (there below H and
-        W). mean, std: Public constants, one per channel, by which images in [0, 1] were normalised:
-            colours are changed in [0, 1]. Without them, images are in [0, 1].
-
-    Returns:
-        (B, K, C, H, W), normalised like the images, of the same type and on the same device.
+        padding: Pixels on each edge, used by crop, crop_flip and tan (there below H and W).
+        mean, std: Public constants of each channel, by which images in [0, 1] were normalised; None: they were not.
+        size: Height and width of crops, at most H and W; None: those of the images, padded.
     """
     num_images, channels, height, width = images.shape
     num_views = bits.shape[1]
     if kind == "none":
         return images[:, None].expand(-1, num_views, -1, -1, -1)
-    of_image = torch.arange(num_images, device=images.device).repeat_interleave(num_views)
-    bits = bits.flatten()
-    scale = _Scale(images, mean, std)
+    of_image, bits = torch.arange(num_images, device=images.device).repeat_interleave(num_views), bits.flatten()
+    shift = images.new_tensor([0.0] if mean is None else mean)[:, None, None]
+    scale = images.new_tensor([1.0] if std is None else std)[:, None, None]
     seen = (height, width) if size is None or kind not in ("crop", "crop_flip") else (size, size)
     views = images.new_empty(len(bits), channels, *seen)
     chunk = max(1, _MAX_PIXELS.get(images.device.type, 2**18) // (height * width))
     for start in range(0, len(bits), chunk):
         part = slice(start, start + chunk)
         pixels = images.index_select(0, of_image[part])
-        if kind in ("flip", "crop", "crop_flip"):
-            views[part] = _crop_and_flip(pixels, bits[part], kind, 0 if size or kind == "flip" else padding, seen)
+        if kind == "tan":
+            views[part] = _tan(pixels, bits[part], padding, shift, scale)
+        elif kind == "rrc":
+            views[part] = _random_resized_crop(pixels, uniforms(bits[part], geometry.NUM_BOX_UNIFORMS + 1))
+        elif kind == "simclr":
+            views[part] = _simclr(pixels, bits[part], shift, scale)
         else:
-            views[part] = _one_view_each(pixels, bits[part], kind, padding, scale)
+            views[part] = _crop_and_flip(pixels, bits[part], kind, 0 if size or kind == "flip" else padding, seen)
     return views.view(num_images, num_views, channels, *seen)
 
 
-class _Scale:
-    """Between normalised images and images in [0, 1]."""
-
-    def __init__(self, images: torch.Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> None:
-        self.mean = images.new_tensor(mean if mean is not None else [0.0])[:, None, None]
-        self.std = images.new_tensor(std if std is not None else [1.0])[:, None, None]
-
-    def to_unit(self, pixels: torch.Tensor) -> torch.Tensor:
-        return pixels * self.std + self.mean
-
-    def from_unit(self, pixels: torch.Tensor) -> torch.Tensor:
-        return (pixels - self.mean) / self.std
-
-
-def _crop_and_flip(
-    pixels: torch.Tensor, bits: torch.Tensor, kind: AugmentationKind, padding: int, size: tuple[int, int]
-) -> torch.Tensor:
+def _crop_and_flip(pixels: Tensor, bits: Tensor, kind: AugmentationKind, padding: int, size: tuple[int, int]) -> Tensor:
     """Positions are uniform up to their number / 2^31: the lowest of 32 bits decides the flip, the others the place."""
     rows, columns = (own + 2 * padding - seen + 1 for own, seen in zip(pixels.shape[2:], size, strict=True))
     position = ((bits >> 1) * (rows * columns)) >> 31
@@ -105,35 +87,24 @@ def _crop_and_flip(
     return geometry.cropped(pixels, top, left, flip, size, repeats_edge=True)
 
 
-def _one_view_each(
-    pixels: torch.Tensor, bits: torch.Tensor, kind: AugmentationKind, padding: int, scale: _Scale
-) -> torch.Tensor:
-    """(V, C, H, W), (V,) -> (V, C, H, W)."""
-    if kind == "tan":
-        return _tan(pixels, uniforms(bits, 4 + colour.NUM_JITTER_UNIFORMS), padding, scale)
-    if kind == "rrc":
-        return _random_resized_crop(pixels, uniforms(bits, geometry.NUM_BOX_UNIFORMS + 1))
-    return _simclr(pixels, uniforms(bits, geometry.NUM_BOX_UNIFORMS + 1 + colour.NUM_JITTER_UNIFORMS + 4), scale)
-
-
-def _tan(pixels: torch.Tensor, numbers: torch.Tensor, padding: int, scale: _Scale) -> torch.Tensor:
-    place, for_jitter = numbers.split([4, colour.NUM_JITTER_UNIFORMS], dim=1)
+def _tan(pixels: Tensor, bits: Tensor, padding: int, mean: Tensor, std: Tensor) -> Tensor:
+    place, for_jitter = _numbers(bits, 4, colour.NUM_JITTER_UNIFORMS)
     top, left = (place[:, :2] * (2 * padding + 1)).long().unbind(1)
     size = (pixels.shape[2], pixels.shape[3])
     pixels = geometry.cropped(pixels, top - padding, left - padding, place[:, 2] >= 0.5, size, repeats_edge=False)
     chosen = _chosen(place[:, 3], 0.3)
-    pixels[chosen] = scale.from_unit(colour.jitter(scale.to_unit(pixels[chosen]), for_jitter[chosen], _JITTER))
+    pixels[chosen] = (colour.jitter(pixels[chosen] * std + mean, for_jitter[chosen], _JITTER) - mean) / std
     return pixels
 
 
-def _random_resized_crop(pixels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+def _random_resized_crop(pixels: Tensor, numbers: Tensor) -> Tensor:
     boxes = geometry.random_boxes(numbers[:, :-1], *pixels.shape[2:])
     return geometry.resized_crop(pixels, *boxes, flip=numbers[:, -1] >= 0.5)
 
 
-def _simclr(pixels: torch.Tensor, numbers: torch.Tensor, scale: _Scale) -> torch.Tensor:
-    for_crop, for_jitter, other = numbers.split([geometry.NUM_BOX_UNIFORMS + 1, colour.NUM_JITTER_UNIFORMS, 4], dim=1)
-    pixels = scale.to_unit(_random_resized_crop(pixels, for_crop))
+def _simclr(pixels: Tensor, bits: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    for_crop, for_jitter, other = _numbers(bits, geometry.NUM_BOX_UNIFORMS + 1, colour.NUM_JITTER_UNIFORMS, 4)
+    pixels = _random_resized_crop(pixels, for_crop) * std + mean
     chosen = _chosen(other[:, 0], 0.8)
     pixels[chosen] = colour.jitter(pixels[chosen], for_jitter[chosen], _JITTER)
     chosen = _chosen(other[:, 1], 0.2)
@@ -142,14 +113,19 @@ def _simclr(pixels: torch.Tensor, numbers: torch.Tensor, scale: _Scale) -> torch
     if radius:
         chosen = _chosen(other[:, 2], 0.5)
         pixels[chosen] = colour.gaussian_blur(pixels[chosen], 0.1 + 1.9 * other[chosen, 3], radius)
-    return scale.from_unit(pixels)
+    return (pixels - mean) / std
 
 
-def _chosen(number: torch.Tensor, probability: float) -> torch.Tensor:
+def _numbers(bits: Tensor, *counts: int) -> Sequence[Tensor]:
+    """So many uniforms of each view for each purpose."""
+    return uniforms(bits, sum(counts)).split(counts, dim=1)
+
+
+def _chosen(number: Tensor, probability: float) -> Tensor:
     return torch.nonzero(number < probability)[:, 0]
 
 
-def uniforms(bits: torch.Tensor, count: int) -> torch.Tensor:
+def uniforms(bits: Tensor, count: int) -> Tensor:
     """A function of each view's bits alone: number i of a view is a hash of (bits, i).
 
     Args:
@@ -165,7 +141,7 @@ def uniforms(bits: torch.Tensor, count: int) -> torch.Tensor:
     return (_permute((_permute(bits)[:, None] + counters) & _MASK) >> 8) * 2.0**-24
 
 
-def _permute(words: torch.Tensor) -> torch.Tensor:
+def _permute(words: Tensor) -> Tensor:
     """A permutation of [0, 2^32) in which each bit of the input moves each bit of the output half
     of the time.
 

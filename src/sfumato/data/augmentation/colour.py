@@ -8,14 +8,14 @@ there saturation, hue and grayscale do nothing.
 import itertools
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
-BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 NUM_JITTER_UNIFORMS = 5
 _ORDERS = torch.tensor(list(itertools.permutations(range(4))))  # (24, 4)
 
 
-def jitter(pixels: torch.Tensor, uniforms: torch.Tensor, strength: tuple[float, float, float, float]) -> torch.Tensor:
+def jitter(pixels: Tensor, uniforms: Tensor, strength: tuple[float, float, float, float]) -> Tensor:
     """Changes brightness, contrast, saturation and hue by random factors in random order.
 
     Args:
@@ -34,35 +34,30 @@ def jitter(pixels: torch.Tensor, uniforms: torch.Tensor, strength: tuple[float, 
     return adjust_in_order(pixels, factors, orders)
 
 
-def adjust_in_order(pixels: torch.Tensor, factors: torch.Tensor, orders: torch.Tensor) -> torch.Tensor:
+def adjust_in_order(pixels: Tensor, factors: Tensor, orders: Tensor) -> Tensor:
     """Applies the four adjustments to each image in its own order.
 
     Args:
         pixels: (V, C, H, W), in [0, 1].
-        factors: (V, 4), in the order BRIGHTNESS, CONTRAST, SATURATION, HUE.
+        factors: (V, 4), of brightness, contrast, saturation and hue.
         orders: (V, 4), int64: each row a permutation of those four.
     """
     pixels = pixels.clone()
-    adjustments = (
-        (BRIGHTNESS, adjust_brightness),
-        (CONTRAST, adjust_contrast),
-        (SATURATION, adjust_saturation),
-        (HUE, adjust_hue),
-    )
+    adjustments = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)
     for place in range(4):
-        for number, adjust in adjustments[: 4 if pixels.shape[1] == 3 else 2]:
+        for number, adjust in enumerate(adjustments[: 4 if pixels.shape[1] == 3 else 2]):
             chosen = torch.nonzero(orders[:, place] == number)[:, 0]
             if len(chosen):
                 pixels[chosen] = adjust(pixels[chosen], factors[chosen, number])
     return pixels
 
 
-def adjust_brightness(pixels: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+def adjust_brightness(pixels: Tensor, factor: Tensor) -> Tensor:
     """factor x, within [0, 1]: (V, C, H, W), (V,) -> (V, C, H, W)."""
     return (pixels * factor[:, None, None, None]).clamp_(0, 1)
 
 
-def adjust_contrast(pixels: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+def adjust_contrast(pixels: Tensor, factor: Tensor) -> Tensor:
     """Moves each pixel away from (factor > 1) or towards the image's mean grey: (V, C, H, W), (V,)
     -> (V, C, H, W).
     """
@@ -72,14 +67,14 @@ def adjust_contrast(pixels: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     return _blend(pixels, mean, factor)
 
 
-def adjust_saturation(pixels: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+def adjust_saturation(pixels: Tensor, factor: Tensor) -> Tensor:
     """Moves each pixel away from (factor > 1) or towards its own grey: (V, 3, H, W), (V,) -> (V, 3,
     H, W).
     """
     return _blend(pixels, grey(pixels), factor)
 
 
-def adjust_hue(pixels: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+def adjust_hue(pixels: Tensor, turn: Tensor) -> Tensor:
     """Turns the hue by a part of the circle: (V, 3, H, W), (V,) -> (V, 3, H, W).
 
     In hue, saturation and value, v = max(r, g, b) and chroma c = max - min stay. A channel's value
@@ -93,15 +88,12 @@ def adjust_hue(pixels: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
     not_red = torch.where(value == green, (blue - red) * per_chroma + 2, (red - green) * per_chroma + 4)
     hue = torch.where(value == red, (green - blue) * per_chroma, not_red).add_(6 * turn[:, None, None])
     hue -= 6 * (hue / 6).floor_()  # in [0, 6]
-    shares = (
-        2 - (hue - 3).abs_(),
-        (hue - 2).abs_() - 1,
-        (hue - 4).abs_() - 1,
-    )  # beyond [0, 1] where the nearer way is round the other side
+    # Beyond [0, 1] where the nearer way is round the other side.
+    shares = 2 - (hue - 3).abs_(), (hue - 2).abs_() - 1, (hue - 4).abs_() - 1
     return torch.stack([value - chroma * share.clamp_(0, 1) for share in shares], 1)
 
 
-def grey(pixels: torch.Tensor) -> torch.Tensor:
+def grey(pixels: Tensor) -> Tensor:
     """Luma (ITU-R BT.601): (V, C, H, W) -> (V, 1, H, W); grey images are their own."""
     if pixels.shape[1] == 1:
         return pixels
@@ -109,7 +101,7 @@ def grey(pixels: torch.Tensor) -> torch.Tensor:
     return red * 0.2989 + green * 0.587 + blue * 0.114
 
 
-def _blend(pixels: torch.Tensor, other: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+def _blend(pixels: Tensor, other: Tensor, factor: Tensor) -> Tensor:
     factor = factor[:, None, None, None]
     return (pixels * factor).add_(other * (1 - factor)).clamp_(0, 1)
 
@@ -121,7 +113,7 @@ def blur_radius(size: int) -> int:
     return size // 20
 
 
-def gaussian_blur(pixels: torch.Tensor, sigma: torch.Tensor, radius: int) -> torch.Tensor:
+def gaussian_blur(pixels: Tensor, sigma: Tensor, radius: int) -> Tensor:
     """Gaussian blur (SimCLR: Chen et al. 2020, Appendix A); beyond the edge the image is mirrored without repeating the
     edge pixel.
 
@@ -145,8 +137,7 @@ def gaussian_blur(pixels: torch.Tensor, sigma: torch.Tensor, radius: int) -> tor
         padded = F.pad(pixels, edges, mode="reflect")
         total = pixels * taps[0]
         for distance in range(1, radius + 1):
-            total += (
-                padded.narrow(axis, radius - distance, size) + padded.narrow(axis, radius + distance, size)
-            ) * taps[distance]
+            both = padded.narrow(axis, radius - distance, size) + padded.narrow(axis, radius + distance, size)
+            total += both * taps[distance]
         pixels = total
     return pixels

@@ -7,21 +7,17 @@ the values of a view do not depend on what else is in the batch, to the last bit
 import math
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 _ATTEMPTS = 10
+_AREA, _RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 NUM_BOX_UNIFORMS = 2 * _ATTEMPTS + 2
 
 
 def cropped(
-    pixels: torch.Tensor,
-    top: torch.Tensor,
-    left: torch.Tensor,
-    flip: torch.Tensor,
-    size: tuple[int, int],
-    *,
-    repeats_edge: bool,
-) -> torch.Tensor:
+    pixels: Tensor, top: Tensor, left: Tensor, flip: Tensor, size: tuple[int, int], *, repeats_edge: bool
+) -> Tensor:
     """Crops by whole pixels, of images that go on beyond their edges as in a mirror.
 
     Args:
@@ -44,7 +40,7 @@ def cropped(
     return found.view(num_views, channels, *size)
 
 
-def _mirrored(size: int, start: torch.Tensor, length: int, repeats_edge: bool) -> torch.Tensor:
+def _mirrored(size: int, start: Tensor, length: int, repeats_edge: bool) -> Tensor:
     """The pixels seen from `start` on when a line goes on as in a mirror, 1 0 | 0 1 ... n-1 | n-1 or
     2 1 | 0 1 ... n-1 | n-2: (V,) -> (V, length).
     """
@@ -53,18 +49,12 @@ def _mirrored(size: int, start: torch.Tensor, length: int, repeats_edge: bool) -
     return torch.minimum(index, period - repeats_edge - index)
 
 
-def random_boxes(
-    uniforms: torch.Tensor,
-    height: int,
-    width: int,
-    scale: tuple[float, float] = (0.08, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def random_boxes(uniforms: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Boxes of the standard random resized crop (Szegedy et al. 2015; Sander et al. 2022, Section
     4.2).
 
-    A box has an area uniform in `scale` times the image's and a ratio of width to height
-    log-uniform in `ratio`, both before rounding to whole pixels; the first of ten such boxes
+    A box has an area uniform in 0.08 to 1 times the image's and a ratio of width to height
+    log-uniform in 3/4 to 4/3, both before rounding to whole pixels; the first of ten such boxes
     that fits is placed uniformly. If none fits, it is the largest central box of a ratio in range.
 
     Args:
@@ -73,29 +63,22 @@ def random_boxes(
     Returns:
         top, left, height and width of each box, (V,), in pixels, whole numbers in floating point.
     """
-    area = height * width * (scale[0] + (scale[1] - scale[0]) * uniforms[:, :_ATTEMPTS])
-    low, high = math.log(ratio[0]), math.log(ratio[1])
+    area = height * width * (_AREA[0] + (_AREA[1] - _AREA[0]) * uniforms[:, :_ATTEMPTS])
+    low, high = math.log(_RATIO[0]), math.log(_RATIO[1])
     aspect = torch.exp(low + (high - low) * uniforms[:, _ATTEMPTS : 2 * _ATTEMPTS])
     heights, widths = (area / aspect).sqrt().round(), (area * aspect).sqrt().round()  # (V, attempts)
     fits = (heights >= 1) & (heights <= height) & (widths >= 1) & (widths <= width)
     first = fits.int().argmax(1, keepdim=True)
     any_fits = fits.any(1)
-    box_height = torch.where(any_fits, heights.gather(1, first)[:, 0], min(height, max(round(width / ratio[0]), 1)))
-    box_width = torch.where(any_fits, widths.gather(1, first)[:, 0], min(width, max(round(height * ratio[1]), 1)))
+    box_height = torch.where(any_fits, heights.gather(1, first)[:, 0], min(height, max(round(width / _RATIO[0]), 1)))
+    box_width = torch.where(any_fits, widths.gather(1, first)[:, 0], min(width, max(round(height * _RATIO[1]), 1)))
     free_rows, free_columns = height - box_height, width - box_width
     top = torch.where(any_fits, (uniforms[:, -2] * (free_rows + 1)).floor(), (free_rows / 2).floor())
     left = torch.where(any_fits, (uniforms[:, -1] * (free_columns + 1)).floor(), (free_columns / 2).floor())
     return top, left, box_height, box_width
 
 
-def resized_crop(
-    pixels: torch.Tensor,
-    top: torch.Tensor,
-    left: torch.Tensor,
-    height: torch.Tensor,
-    width: torch.Tensor,
-    flip: torch.Tensor,
-) -> torch.Tensor:
+def resized_crop(pixels: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Tensor, flip: Tensor) -> Tensor:
     """The part of each image in its box, stretched to the whole size by bilinear interpolation.
 
     Only pixels inside the box are used. A box is never larger than the image, so nothing is
@@ -116,7 +99,7 @@ def resized_crop(
     return F.grid_sample(pixels, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
-def _stretched(size: int, start: torch.Tensor, length: torch.Tensor, pixels: torch.Tensor) -> torch.Tensor:
+def _stretched(size: int, start: Tensor, length: Tensor, pixels: Tensor) -> Tensor:
     """Where in the image each pixel of a view lies along one axis, (V, size), in grid_sample's
     units: -1 and 1 are the outer edges.
     """
