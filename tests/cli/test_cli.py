@@ -77,7 +77,7 @@ DIGITS = "train demo/digits"
 @pytest.mark.parametrize(
     "words, names",
     [
-        (" ".join(TABLE_12) + " --epsilon 8", "Leave out exactly one"),
+        (" ".join(TABLE_12) + " --epsilon 8", "one is solved for and left out, not none"),
         (" ".join(TABLE_12[:-2]), "--num-steps"),
         ("plan --num-examples 1000 --batch-size 2000 --noise-multiplier 1 --num-steps 1", "batch"),
         (f"{SMALL} --epsilon 0 --num-steps 1", "epsilon"),
