@@ -13,8 +13,9 @@ from torch.nn import functional as F
 from sfumato.clipping import clipped_grad
 from sfumato.clipping.graph import engine as graph_engine
 from sfumato.clipping.graph.engine import GraphEngine
-from sfumato.clipping.graph.rules import GHOSTS, METHODS, MaterializedGrads, normalization
-from sfumato.clipping.graph.sites import trace
+from sfumato.clipping.graph.export import trace
+from sfumato.clipping.graph.rules import GHOSTS, METHODS, normalization
+from sfumato.clipping.graph.rules.site import MaterializedGrads
 from sfumato.clipping.protocol import Batch
 from sfumato.clipping.speed import Speed
 from sfumato.errors import InputError
@@ -521,7 +522,7 @@ def test_gradients_in_blocks(method, augmult, monkeypatch):
     """Whatever is done with them afterwards; where a weight is a parameter they are never put together."""
     monkeypatch.setattr("sfumato.clipping.graph.rules.convolution._MAX_IN_ONE", 0)
     monkeypatch.setattr("sfumato.clipping.graph.rules.convolution._BLOCK", 300)  # two examples of most
-    monkeypatch.setattr("sfumato.clipping.graph.norms_and_sums._FEW", 0)
+    monkeypatch.setattr("sfumato.clipping.graph.weights._FEW", 0)
     put_together, written_out = [], MaterializedGrads.written_out
     monkeypatch.setattr(
         MaterializedGrads,

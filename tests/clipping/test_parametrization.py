@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sfumato.clipping.graph.parametrization import pull_back, standardized
-from sfumato.clipping.graph.rules import MaterializedGrads
+from sfumato.clipping.graph.rules.site import MaterializedGrads
 from sfumato.models.layers import WeightStandardizedConv2d
 
 EXAMPLES = 3

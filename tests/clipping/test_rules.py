@@ -10,19 +10,12 @@ from torch import nn
 from torch.fx import Graph
 
 from sfumato.clipping.graph.compile import _recording as recording
-from sfumato.clipping.graph.export import capture
+from sfumato.clipping.graph.export import trace
 from sfumato.clipping.graph.rows import Layout
-from sfumato.clipping.graph.rules import (
-    METHODS,
-    GradSite,
-    MaterializedGrads,
-    SiteRecord,
-    candidates,
-    named_args,
-    worth_trying,
-)
+from sfumato.clipping.graph.rules import METHODS, candidates, worth_trying
 from sfumato.clipping.graph.rules.convolution import GhostGrads
 from sfumato.clipping.graph.rules.normalization import has_statistics, with_statistics
+from sfumato.clipping.graph.rules.site import GradSite, MaterializedGrads, SiteRecord, named_args
 
 ROWS_FIRST = Layout(dim=0, outer=1, inner=1)
 EXAMPLES = 4
@@ -409,7 +402,7 @@ def test_a_layout_gives_every_example_its_own_rows(dim, outer, inner):
 
 def test_capture_names_every_meeting_of_a_network():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
-    captured = capture(model, torch.zeros(1, 3, 6, 6))
+    captured = trace(model, torch.zeros(1, 3, 6, 6))
     assert sorted(names for names in captured.sites.values()) == [
         ("0.weight", "0.bias"),
         ("1.weight", "1.bias"),

@@ -14,12 +14,11 @@ from torch import nn
 
 from sfumato.clipping.graph.autotune import TRIAL_SECONDS, seconds
 from sfumato.clipping.graph.compile import Tensors, compiled
-from sfumato.clipping.graph.export import module_path
-from sfumato.clipping.graph.norms_and_sums import NormsAndSums, unshared
+from sfumato.clipping.graph.export import trace
 from sfumato.clipping.graph.passes import MEMORY_FORMATS, Passes
+from sfumato.clipping.graph.rows import module_path
 from sfumato.clipping.graph.rules import GHOSTS
-from sfumato.clipping.graph.sites import trace
-from sfumato.clipping.graph.weights import Weights, evaluate_weights
+from sfumato.clipping.graph.weights import NormsAndSums, Weights, evaluate_weights, unshared
 from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss
 from sfumato.clipping.speed import LOW_PRECISIONS, Speed
 
@@ -96,7 +95,7 @@ class GraphEngine(Engine):
                 module=module_path(site.node),
                 operation=site.operation,
                 argument=argument,
-                parameters=self.traced.capture.sources[weight],
+                parameters=self.traced.sources[weight],
                 kind=group_of[weight].kind,
                 method=self.methods.get(f"{site.name}.{argument}", "per_row"),
             )
@@ -106,7 +105,7 @@ class GraphEngine(Engine):
 
     def evaluate(self) -> Weights:
         """See `sfumato.clipping.protocol.Engine`."""
-        return evaluate_weights(self.traced, self.traced.capture.state(self.model))
+        return evaluate_weights(self.traced, self.traced.state(self.model))
 
     def clipped_sum(self, coefficient: Coefficient, evaluated: Weights, batch: Batch) -> ClippedGrad:
         """See `sfumato.clipping.protocol.Engine`."""
@@ -131,7 +130,7 @@ class GraphEngine(Engine):
         """The same. The weights stay outside the graph unless autograd's record of them is needed in it."""
         weights_of: Callable[[Any], Weights]
         if any(group.kind == "general" for group in self.traced.groups):
-            state = self.traced.capture.state(self.model)
+            state = self.traced.state(self.model)
             tensors = list(state.values())
             weights_of = lambda tensors: evaluate_weights(self.traced, dict(zip(state, tensors, strict=True)))  # noqa: E731
         elif weights.need_record:  # a closed form no longer holds

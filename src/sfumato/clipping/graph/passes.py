@@ -16,18 +16,9 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from sfumato.clipping.graph.autotune import fastest
-from sfumato.clipping.graph.rules import (
-    GHOSTS,
-    METHODS,
-    MaterializedGrads,
-    PerExampleGrads,
-    SiteRecord,
-    candidates,
-    named_args,
-    normalization,
-    worth_trying,
-)
-from sfumato.clipping.graph.sites import Traced
+from sfumato.clipping.graph.export import Traced
+from sfumato.clipping.graph.rules import GHOSTS, METHODS, candidates, normalization, worth_trying
+from sfumato.clipping.graph.rules.site import MaterializedGrads, PerExampleGrads, SiteRecord, named_args
 from sfumato.clipping.graph.weights import Weights
 from sfumato.clipping.loss import example_losses
 from sfumato.clipping.protocol import Batch, Loss
@@ -128,26 +119,26 @@ class _Pass:
 
     def forward(self) -> Any:
         """What the model returns, (rows, *shape for one row) each."""
-        capture, methods = self._passes.traced.capture, self._passes.methods
+        traced, methods = self._passes.traced, self._passes.methods
         values: dict[Node, Any] = {}
         for node, value in self._weights.shared.items():
             values[node] = self._lowered(value.detach() if isinstance(value, torch.Tensor) else value)
         rows = self._lowered(self._batch.inputs.flatten(0, 1))
         if "memory_format" in methods:
             rows = rows.contiguous(memory_format=MEMORY_FORMATS[methods["memory_format"]])
-        values[capture.input] = rows
-        kept = {*capture.outputs, *self._weights.shared}
-        for node, done in capture.data.last_uses.items():
+        values[traced.input] = rows
+        kept = {*traced.outputs, *self._weights.shared}
+        for node, done in traced.last_uses.items():
             args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = self._call(node, args, kwargs)
             del args, kwargs
             for other in done:  # no later operation takes it
                 if other not in kept:
                     del values[other]
-        for node, layout in self._passes.traced.outputs.items():
+        for node, layout in traced.outputs.items():
             output = values[node] if self._low is None else values[node].float()
             values[node] = layout.by_example(output, len(rows), 1)
-        return capture.output(values)
+        return traced.output(values)
 
     def add(self, weight: str, per_example: PerExampleGrads) -> None:
         """One more site's part of a weight's gradients."""

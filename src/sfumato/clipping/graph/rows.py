@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from sfumato.torch_internals import OpOverload
+from sfumato.torch_internals import OpOverload, arguments_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Rows:
             return self._hand_on(node, [other for other in node.all_input_nodes if other in self._around])
         if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
             return "is not one of PyTorch's operations"
-        given, name = _arguments(node), name_of(node)
+        given, name = arguments_of(node.target, node.args, node.kwargs), name_of(node)
         for argument, value in given.items():
             if argument not in _SHAPE_ARGUMENTS and any(_is_number_of_rows(entry) for entry in _entries(value)):
                 return "computes with the number of rows"
@@ -216,11 +216,17 @@ def name_of(node: Node) -> str:
     return getattr(target, "__name__", str(target))
 
 
+def module_path(node: Node) -> str:
+    """The dotted path of the module that an operation belongs to."""
+    stack = node.meta.get("nn_module_stack")
+    return list(stack.values())[-1][0] if stack else ""
+
+
 def draws(node: Node) -> bool:
     """Whether an operation draws random numbers: dropout of nothing does not."""
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
-    given = _arguments(node)
+    given = arguments_of(node.target, node.args, node.kwargs)
     return bool(given.get("p", given.get("dropout_p", 1.0))) and given.get("train") is not False
 
 
@@ -236,12 +242,6 @@ def _refolded(shape: torch.Size, rows: tuple[int, int], other: torch.Size) -> se
     if not new_before or not new_after or outer % new_before or inner % new_after:
         return set()
     return {(outer // new_before, inner // new_after)}
-
-
-def _arguments(node: Node) -> dict[str, Any]:
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
-    given = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-    return given | dict(zip((argument.name for argument in schema), node.args, strict=False)) | dict(node.kwargs)
 
 
 def _entries(value: Any) -> list[Any]:
