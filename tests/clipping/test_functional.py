@@ -6,7 +6,7 @@ from torch import nn
 from torch.func import vmap
 
 from sfumato.clipping import clipped_grad
-from sfumato.clipping.functional import clipped_sum
+from sfumato.clipping.func import clipped_sum
 from tests.clipping.problems import FIXED, cross_entropy, distance
 
 CLIPPING_NORM = 0.3

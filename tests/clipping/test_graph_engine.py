@@ -16,8 +16,7 @@ from sfumato.clipping.graph.engine import GraphEngine
 from sfumato.clipping.graph.export import trace
 from sfumato.clipping.graph.rules import GHOSTS, METHODS, normalization
 from sfumato.clipping.graph.rules.site import MaterializedGrads
-from sfumato.clipping.protocol import Batch
-from sfumato.clipping.speed import Speed
+from sfumato.clipping.protocol import Batch, Speed
 from sfumato.errors import InputError
 from sfumato.models.layers import WeightStandardizedConv2d
 from tests.clipping.problems import cross_entropy, distance

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sfumato.clipping.small_maps import columns_of, max_pool
+from sfumato.clipping.stacked import columns_of, max_pool
 
 
 def maps(*shape, levels=None):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from sfumato.clipping.functional import clipped_sum
+from sfumato.clipping.func import clipped_sum
 from sfumato.clipping.stacked import Stacked, is_stackable
 from sfumato.models.lenet import LeNet, TanhCNN
 

@@ -15,7 +15,7 @@ from torch import nn
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing.toy_task import Target, ToyTask
 from sfumato.clipping import clipped_grad
-from sfumato.clipping.functional import clipped_sum
+from sfumato.clipping.func import clipped_sum
 from sfumato.clipping.stacked import Stacked
 from sfumato.data.sampling import poisson_batch
 from sfumato.data.views import Views

@@ -7,15 +7,16 @@ squared norm that is a small difference of large numbers.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from sfumato.clipping.protocol import Coefficient
 from sfumato.errors import InputError
 
+# From (m,) gradient norms to what each gradient is multiplied by.
+Coefficient = Callable[[torch.Tensor], torch.Tensor]
 _CHUNK = 512
 
 
@@ -29,11 +30,8 @@ class Clip:
     rescale: bool
 
     def __call__(self, norms: torch.Tensor) -> torch.Tensor:
-        scale = (
-            torch.clamp(1 / norms, max=1 / self.clipping_norm)
-            if self.rescale
-            else torch.clamp(self.clipping_norm / norms, max=1.0)
-        )
+        numerator, most = (1, 1 / self.clipping_norm) if self.rescale else (self.clipping_norm, 1.0)
+        scale = torch.clamp(numerator / norms, max=most)
         # Below, float32 has few digits left and would round up: such a gradient is left out.
         return torch.where(scale < torch.finfo(torch.float32).tiny, 0.0, scale)
 

@@ -19,8 +19,7 @@ from sfumato.clipping.graph.passes import MEMORY_FORMATS, Passes
 from sfumato.clipping.graph.rows import module_path
 from sfumato.clipping.graph.rules import GHOSTS
 from sfumato.clipping.graph.weights import NormsAndSums, Weights, evaluate_weights, unshared
-from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss
-from sfumato.clipping.speed import LOW_PRECISIONS, Speed
+from sfumato.clipping.protocol import LOW_PRECISIONS, Batch, ClippedGrad, Coefficient, Engine, Loss, Speed
 
 # So often each memory format is timed.
 _TRIAL_ROUNDS = 3
@@ -72,11 +71,8 @@ class GraphEngine(Engine):
         # Ghost norms do not add up over sites, and pulling back needs rows, or moments where
         # there is a closed form.
         ghosts: dict[str, tuple[str, ...]] = {"parameter": tuple(GHOSTS), "standardized": ("conv_ghost",)}
-        ghosts_of = {
-            weight: ghosts.get(group.kind, ()) if num_sites[weight] == 1 else ()
-            for group in self.traced.groups
-            for weight in group.weights
-        }
+        self._kinds = {weight: group.kind for group in self.traced.groups for weight in group.weights}
+        ghosts_of = {name: ghosts.get(kind, ()) if num_sites[name] == 1 else () for name, kind in self._kinds.items()}
         self._passes = Passes(self.traced, loss_fn, ghosts_of, given, LOW_PRECISIONS[speed.precision])
         self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._compiles = speed.compile
@@ -89,19 +85,13 @@ class GraphEngine(Engine):
 
     def site_reports(self) -> list[SiteReport]:
         """Every place where a weight meets images, in the order of the forward pass."""
-        group_of = {weight: group for group in self.traced.groups for weight in group.weights}
-        return [
-            SiteReport(
-                module=module_path(site.node),
-                operation=site.operation,
-                argument=argument,
-                parameters=self.traced.sources[weight],
-                kind=group_of[weight].kind,
-                method=self.methods.get(f"{site.name}.{argument}", "per_row"),
-            )
-            for site in self.traced.sites.values()
-            for argument, weight in site.weight_of.items()
-        ]
+        reports = []
+        for site in self.traced.sites.values():
+            for argument, weight in site.weight_of.items():
+                method = self.methods.get(f"{site.name}.{argument}", "per_row")
+                of_weight = self.traced.sources[weight], self._kinds[weight], method
+                reports.append(SiteReport(module_path(site.node), site.operation, argument, *of_weight))
+        return reports
 
     def evaluate(self) -> Weights:
         """See `sfumato.clipping.protocol.Engine`."""

@@ -160,7 +160,8 @@ def trace(model: nn.Module, row: torch.Tensor) -> Traced:
     weights = {name: node for node, name in names.items()}
     sources = {name: tuple(sorted(parameters_of[node])) for name, node in weights.items()}
     results = tuple(program.graph.output_node().args[0])
-    _refuse_unused(placeholders, sources, results, touched)
+    trained = [name for kind, name in placeholders.values() if kind == "parameter"]
+    _refuse_unused(trained, set().union(*sources.values()), results, touched)
     sites = {node: _site(node, rows, names) for node in meetings}
     outputs = {node: rows.layout(node) for node in results if isinstance(node, Node)}
     own = placeholders, program.constants, results, program.call_spec.out_spec
@@ -174,24 +175,20 @@ def _inputs(program: Any, model: nn.Module) -> tuple[Node, dict[Node, tuple[str,
     named = dict(model.named_parameters(remove_duplicate=False))
     if any(spec.kind is not OutputKind.USER_OUTPUT for spec in program.graph_signature.output_specs):
         raise NotCapturable("the model changes its own buffers or parameters in a forward pass.")
-    kinds = {InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "constant"}
-    placeholders: dict[Node, tuple[str, str]] = {}
-    images: list[Node] = []
+    kinds = {InputKind.USER_INPUT: "rows", InputKind.PARAMETER: "frozen"}
+    kinds |= {InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "constant"}
     nodes = {node.name: node for node in program.graph.nodes}
+    found: dict[Node, tuple[str, str]] = {}
     for spec in program.graph_signature.input_specs:
-        node = nodes[spec.arg.name]
-        if spec.kind is InputKind.USER_INPUT:
-            images.append(node)
-        elif spec.kind is InputKind.PARAMETER:
-            name = trainable.get(id(named[spec.target]))
-            placeholders[node] = ("parameter", name) if name else ("frozen", spec.target)
-        elif spec.kind in kinds:
-            placeholders[node] = (kinds[spec.kind], spec.target)
-        else:
+        if spec.kind not in kinds:
             raise NotCapturable(f"the model's graph has an input of kind {spec.kind.name}.")
+        own = trainable.get(id(named.get(spec.target)))
+        found[nodes[spec.arg.name]] = ("parameter", own) if own else (kinds[spec.kind], spec.target)
+    images = [node for node, (kind, _) in found.items() if kind == "rows"]
     if len(images) != 1:
         raise NotCapturable(f"the model takes {len(images)} inputs, not one tensor of rows.")
-    return images[0], placeholders
+    del found[images[0]]
+    return images[0], found
 
 
 def _rewrite(node: Node, where: str) -> None:
@@ -223,19 +220,13 @@ def _site(node: Node, rows: Rows, names: dict[Node, str]) -> GradSite:
     return GradSite(node, weight_of, arg_layouts, rows.layout(node))
 
 
-def _refuse_unused(
-    placeholders: dict[Node, tuple[str, str]],
-    sources: dict[str, tuple[str, ...]],
-    results: tuple[Any, ...],
-    touched: set[Node],
-) -> None:
+def _refuse_unused(trained: list[str], reached: set[str], results: tuple[Any, ...], touched: set[Node]) -> None:
     """Refuses parameters that reach no image, and outputs that belong to no row."""
-    reached = set().union(*sources.values())
-    for kind, name in placeholders.values():
-        if kind == "parameter" and name not in reached:
+    for name in trained:
+        if name not in reached:
             raise InputError(
-                f"parameter '{name}' reaches no operation on the images, so it would never be "
-                "trained. Freeze it by requires_grad_(False), or use it."
+                f"parameter '{name}' reaches no operation on the images, so it would never be trained. Freeze it by "
+                "requires_grad_(False), or use it."
             )
     for value in results:
         if isinstance(value, Node) and not (value in touched and isinstance(value.meta["val"], torch.Tensor)):

@@ -124,19 +124,16 @@ class Rows:
         data = [other for other in node.all_input_nodes if other in self._around and kind != "made"]
         if not data and not any(_row_dims(value) for value in _tensors(made)):
             return None  # made of a tensor's type and of constants: there are no rows in it
-        return self._refusal(node, kind, details, given, data) or self._hand_on(node, data)
+        return self._refusal(name, kind, details, given, data) or self._hand_on(node, data)
 
-    def _refusal(
-        self, node: Node, kind: str, details: list[Any], given: dict[str, Any], data: list[Node]
-    ) -> str | None:
+    def _refusal(self, name: str, kind: str, details: list[Any], given: dict[str, Any], data: list[Node]) -> str | None:
         """Why an operation of that kind does not compute each row by itself."""
-        name = name_of(node)
         if kind == "unknown":
             return "is not known to compute each row by itself"
         if kind == "last":
             return None if all(_row_dim(other) < _ndim(other) - details[0] for other in data) else _ALONG_ROWS
         if kind == "first":
-            image = node.all_input_nodes[0]
+            image = next(iter(given.values()))
             is_first = data == [image] and _row_dim(image) == 0 and details[0] in (None, _ndim(image) - 2)
             return "takes statistics of all rows" if given.get("training") else None if is_first else _ALONG_ROWS
         if kind == "pad":
@@ -145,10 +142,8 @@ class Rows:
             return None if given["weight"] not in self._around else "looks rows up in a table made of rows"
         if kind == "index":
             picks = [index for index in given["indices"] if index is not None]
-            is_plain = given["self"] in self._around and not any(index in self._around for index in picks)
-            is_plain = is_plain and not any(index.meta["val"].dtype == torch.bool for index in picks)
-            dim = _row_dim(given["self"]) if is_plain else 0
-            is_left = is_plain and (dim >= len(given["indices"]) or given["indices"][dim] is None)
+            meet = any(index in self._around or index.meta["val"].dtype == torch.bool for index in picks)
+            is_left = not meet and given["indices"][_row_dim(given["self"]) :][:1] in ([], [None])
             return None if is_left else "picks rows by their place"
         if kind == "einsum":
             return self._refusal_of_einsum(given)
@@ -168,8 +163,7 @@ class Rows:
         dims = [dim for entry in told for dim in _entries(entry)]
         if not dims or not all(isinstance(dim, int) for dim in dims):
             return "acts on all rows at once"
-        is_along = any(dim % _ndim(other) == _row_dim(other) for other in data for dim in dims)
-        return _ALONG_ROWS if is_along else None
+        return _ALONG_ROWS if any(dim % _ndim(other) == _row_dim(other) for other in data for dim in dims) else None
 
     def _refusal_of_einsum(self, given: dict[str, Any]) -> str | None:
         """The rows must bear one label in every operand that has them, and keep it."""
@@ -189,10 +183,10 @@ class Rows:
             dims = _row_dims(value)
             if len(dims) > 1 or any(not _is_multiple(value.shape[dim]) for dim in dims):
                 return "takes rows together in groups"
-            if not dims:
-                if data:
-                    return "makes one value of all rows"
+            if not dims and not data:
                 continue
+            if not dims:
+                return "makes one value of all rows"
             per_row = _per_row(value.shape[dims[0]])
             if not data:  # the same for every row
                 known = {(1, per_row)}
