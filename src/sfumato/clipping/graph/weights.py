@@ -49,8 +49,8 @@ class Weights:
     @functools.cached_property
     def directions(self) -> dict[str, torch.Tensor]:
         """A weight's name, where a closed form holds -> its direction (`Standardized.along`)."""
-        pairs = (pair for groups, form in self.closed for pair in zip(groups, form.along, strict=True))
-        return {group.weights[0]: along for group, along in pairs}
+        closed = self.closed
+        return {group.weights[0]: u for groups, form in closed for group, u in zip(groups, form.along, strict=True)}
 
     @property
     def need_record(self) -> bool:
@@ -141,10 +141,11 @@ class NormsAndSums:
             if group.kind == "parameter" and isinstance(own, MaterializedGrads) and own.shape.numel() <= _FEW:
                 rows = own.written_out()
                 small.setdefault(rows.dtype, {})[group.weights[0]] = rows.reshape(len(rows), -1)
-        self._alone = per_example_grads.keys() - {name for parts in small.values() for name in parts}
         # Weights' names, numbers of values, and their gradients side by side.
         self._small = []
+        self._alone = {*per_example_grads}
         for parts in small.values():
+            self._alone.difference_update(parts)
             together = MaterializedGrads(torch.cat(list(parts.values()), 1))
             self._small.append((list(parts), [part.shape[1] for part in parts.values()], together))
 
@@ -183,8 +184,9 @@ class NormsAndSums:
         # One after another they make room: per-example gradients take more memory than anything
         # else.
         of_weights = {}
-        for name in [name for name in self._grads if name in self._alone]:
-            of_weights[name] = self._grads.pop(name).weighted_sum(coefficients, counts)
+        for name in [*self._grads]:
+            if name in self._alone:
+                of_weights[name] = self._grads.pop(name).weighted_sum(coefficients, counts)
         for names, sizes, rows in self._small:
             for name, part in zip(names, rows.weighted_sum(coefficients, counts).split(sizes), strict=True):
                 of_weights[name] = part.view(self._weights.values[name].shape)

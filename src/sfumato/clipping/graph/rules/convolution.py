@@ -158,8 +158,8 @@ def _written_out(gradients: Callable[[_Problem, torch.Tensor, torch.Tensor], tor
         values = problem.weight.numel()
         divides = record.grad.device.type == "cpu" and values * record.examples > _MAX_IN_ONE and not is_recording()
         at_once = max(1, _BLOCK // values) if divides else record.examples
-        parts = zip(problem.inputs.split(at_once), problem.grads.split(at_once), strict=True)
-        return MaterializedGrads(*(gradients(problem, *part) for part in parts))
+        parts = problem.inputs.split(at_once), problem.grads.split(at_once)
+        return MaterializedGrads(*map(functools.partial(gradients, problem), *parts))
 
     return method
 
@@ -174,7 +174,8 @@ def loop(problem: _Problem, inputs: torch.Tensor, grads: torch.Tensor) -> torch.
 def grouped(problem: _Problem, inputs: torch.Tensor, grads: torch.Tensor) -> torch.Tensor:
     """One convolution in which every example is a group of its own."""
     weight, examples = problem.weight, len(inputs)
-    inputs, grads = (side.transpose(0, 1).flatten(1, 2).contiguous() for side in (inputs, grads))  # (rows, n C, *size)
+    inputs = inputs.transpose(0, 1).flatten(1, 2).contiguous()  # (rows, n C, *size)
+    grads = grads.transpose(0, 1).flatten(1, 2).contiguous()
     several = weight.new_empty(examples * len(weight), *weight.shape[1:])  # its gradient does not depend on it
     gradient = _weight_gradient(grads, inputs, several, *problem.settings, examples * problem.groups)
     return gradient.unflatten(0, (examples, -1))

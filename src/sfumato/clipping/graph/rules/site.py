@@ -70,7 +70,10 @@ class MaterializedGrads:
         return self.blocks[0] if len(self.blocks) == 1 else torch.cat(self.blocks)
 
     def square_norms(self) -> tuple[torch.Tensor, torch.Tensor]:
-        squares = torch.cat([row_norms(block.reshape(len(block), -1)) for block in self.blocks]).square()
+        norms = []
+        for block in self.blocks:
+            norms.append(row_norms(block.reshape(len(block), -1)))
+        squares = torch.cat(norms).square()
         return squares, torch.zeros_like(squares)
 
     def moments(self, directions: torch.Tensor, weight: torch.Tensor) -> Moments:
