@@ -90,10 +90,9 @@ _OF_CHECK = _tests("clipping", "engine_check rows model_check clipped_grad") + _
 _OF_CLIPPING = _tests("clipping", "parametrization numerics engine_check clip rules clipped_grad graph_engine")
 _OF_ONE = {
     "closed_form": "cancelling layers",
-    "functional": "functional",
     "stacked": "stacked functional",
-    "loss": "loss",
-    "func": "layers",
+    "protocol": "loss",
+    "func": "functional layers",
     "identity": "identity",
     "microbatch": "microbatch",
 }

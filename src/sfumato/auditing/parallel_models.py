@@ -1,7 +1,7 @@
 """Many private models at once, each with its own key: what the product's own run with that key gives.
 
 Sampler, noise and divisor are the product's. The clipped sums are computed for several models at once
-(`sfumato.clipping.stacked`; with views of each image, `sfumato.clipping.functional`).
+(`sfumato.clipping.stacked`; with views of each image, `sfumato.clipping.func`).
 """
 
 import math

@@ -48,14 +48,12 @@ class ClosedFormEngine(Engine):
             (errors,) = torch.autograd.grad(losses.sum(), outputs)
         losses = losses.detach()
         # In float64, or two factors, of which one is tiny and one large, would seem to make nothing.
-        norms = torch.linalg.vector_norm(errors, dim=1, dtype=torch.float64) * _lengths(
-            features, None if bias is None else scale
-        )
+        lengths = _lengths(features, None if bias is None else scale)
+        norms = torch.linalg.vector_norm(errors, dim=1, dtype=torch.float64) * lengths
         finite = norms.isfinite() & losses.isfinite()
         coefficients = torch.where(batch.is_real & finite, coefficient(norms), 0.0)
         if not finite.all():  # a coefficient of zero does not silence it: 0 * NaN is NaN
-            errors = torch.where(finite[:, None], errors, 0.0)
-            features = torch.where(finite[:, None], features, 0.0)
+            errors, features = (torch.where(finite[:, None], part, 0.0) for part in (errors, features))
         clipped = errors * coefficients[:, None].to(errors.dtype)
         names = {id(value): name for name, value in self.model.named_parameters()}
         sums = {names[id(weight)]: clipped.T @ features}
@@ -73,6 +71,5 @@ def _lengths(features: torch.Tensor, constant: float | None) -> torch.Tensor:
         return torch.hypot(lengths, torch.full_like(lengths, constant))
     small = lengths < _SMALL
     if small.any():
-        exact = torch.linalg.vector_norm(features[small], dim=1, dtype=torch.float64)
-        lengths = lengths.masked_scatter(small, exact)
+        lengths[small] = torch.linalg.vector_norm(features[small], dim=1, dtype=torch.float64)
     return lengths

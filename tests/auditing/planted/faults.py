@@ -179,7 +179,7 @@ MORE: tuple[Fault, ...] = (
         "a norm that leaves out the bias",
         (
             Edit(
-                "clipping.graph.norms_and_sums:NormsAndSums.norms",
+                "clipping.graph.weights:NormsAndSums.norms",
                 "squares = [rows.square_norms()[0] for _, _, rows in self._small]",
                 "squares = [0 * rows.square_norms()[0] for _, _, rows in self._small]",
             ),

@@ -152,7 +152,8 @@ class NormsAndSums:
     def norms(self) -> torch.Tensor:
         """(m,) L2 norms, each as long as roundings could have hidden, but for the tolerance."""
         weights, grads = self._weights, self._grads
-        squares, errors = [rows.square_norms()[0] for _, _, rows in self._small], []
+        squares = [rows.square_norms()[0] for _, _, rows in self._small]
+        errors = []
         for groups, closed in weights.closed:
             moments = []
             for name in (group.weights[0] for group in groups):
