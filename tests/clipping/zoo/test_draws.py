@@ -52,8 +52,7 @@ def assert_same(one, other):
 
 
 entries = pytest.mark.parametrize(
-    "entry",
-    [pytest.param(entry, id=entry.name, marks=() if entry in QUICK else pytest.mark.slow) for entry in DRAWN],
+    "entry", [pytest.param(entry, id=entry.name, marks=() if entry in QUICK else pytest.mark.slow) for entry in DRAWN]
 )
 
 
