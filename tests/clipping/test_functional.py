@@ -60,22 +60,6 @@ def test_it_is_the_sum_of_the_reference_for_any_number_of_rows(count, augmult, r
     assert list(found) == list(truth) and all(value.dtype == torch.float64 for value in found.values())
 
 
-def test_the_order_of_rows_and_padding_between_them_change_nothing():
-    model = model_of()
-    inputs, targets = rows_of(6)
-    whole = pure_sum(model, inputs, targets)
-    order = torch.tensor([3, 0, 5, 1, 4, 2])
-    assert distance(pure_sum(model, inputs[order], targets[order]), whole) < 1e-12
-    padded, labels = torch.full((9, 1, 6, 6), 1e3, dtype=torch.float64), torch.zeros(9, dtype=torch.int64)
-    places = torch.tensor([1, 2, 4, 5, 7, 8])
-    padded[places], labels[places] = inputs, targets
-    is_real = torch.zeros(9, dtype=torch.bool)
-    is_real[places] = True
-    found = pure_sum(model, padded, labels, is_real)
-    assert distance(found, whole) < 1e-12
-    assert distance(found, reference_sum(model, padded, labels, ~is_real)) < 1e-10
-
-
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-10), (torch.float32, 2e-5)])
 def test_many_parameter_sets_side_by_side_are_each_by_itself(dtype, tolerance):
     model = model_of(dtype)

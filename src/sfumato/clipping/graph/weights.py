@@ -33,13 +33,15 @@ class Weights:
         shared: What the images meet, or the model returns, of the graph's values that no image
             touches.
         parameters: The trainable ones, from which autograd has a record to `shared`.
-        closed: Groups of one standardised weight each, and the closed form that holds for them.
+        closed: Groups of one standardised weight each, all of one type.
+        form: The closed form that holds for them; None: there are none.
     """
 
     traced: Traced
     shared: dict[Node, Any]
     parameters: dict[str, torch.Tensor]
-    closed: list[tuple[list[Group], Standardized]]
+    closed: list[Group]
+    form: Standardized | None
 
     @functools.cached_property
     def values(self) -> dict[str, torch.Tensor]:
@@ -49,8 +51,8 @@ class Weights:
     @functools.cached_property
     def directions(self) -> dict[str, torch.Tensor]:
         """A weight's name, where a closed form holds -> its direction (`Standardized.along`)."""
-        closed = self.closed
-        return {group.weights[0]: u for groups, form in closed for group, u in zip(groups, form.along, strict=True)}
+        along = self.form.along if self.form else []
+        return {group.weights[0]: direction for group, direction in zip(self.closed, along, strict=True)}
 
     @property
     def need_record(self) -> bool:
@@ -60,26 +62,25 @@ class Weights:
 
     def apart(self) -> tuple[list[torch.Tensor], Callable[[Sequence[torch.Tensor]], "Weights"]]:
         """All tensors, and what makes such weights of such tensors, without a record."""
-        leaves, structure = tree_flatten((self.shared, [form for _, form in self.closed]))
+        leaves, structure = tree_flatten((self.shared, self.form))
         others = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)}
-        groups, rest = [groups for groups, _ in self.closed], dataclasses.replace(self, shared={}, closed=[])
+        rest = dataclasses.replace(self, shared={}, form=None)
 
         def together(tensors: Sequence[torch.Tensor]) -> "Weights":
             own, count = iter(tensors), len(tensors) + len(others)
             found = [others[i] if i in others else next(own) for i in range(count)]
-            shared, forms = tree_unflatten(found, structure)
-            return dataclasses.replace(rest, shared=shared, closed=list(zip(groups, forms, strict=True)))
+            shared, form = tree_unflatten(found, structure)
+            return dataclasses.replace(rest, shared=shared, form=form)
 
         return [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)], together
 
     def pull_back(self, gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """From one gradient for each weight to one for each of the parameters."""
         pulled: dict[str, torch.Tensor] = {}
-        for groups, form in self.closed:
-            of_groups = form.pull_back([gradients[group.weights[0]] for group in groups])
-            for group, parts in zip(groups, of_groups, strict=True):
-                for name, part in zip(group.parameters, parts, strict=True):
-                    pulled[name] = part.view(self.parameters[name].shape)
+        of_closed = [gradients[group.weights[0]] for group in self.closed]
+        for group, parts in zip(self.closed, self.form.pull_back(of_closed) if self.form else [], strict=True):
+            for name, part in zip(group.parameters, parts, strict=True):
+                pulled[name] = part.view(self.parameters[name].shape)
         for group in self.traced.groups:
             own = [gradients[name] for name in group.weights]
             if group.kind == "parameter":
@@ -109,21 +110,19 @@ def evaluate_weights(traced: Traced, state: dict[Node, Any]) -> Weights:
         for name, node in traced.parameters.items():
             shared[node] = parameters[name] = state[node].detach().requires_grad_()
         traced.compute_shared(shared)
-    weights = Weights(traced, {node: shared[node] for node in traced.used if node in shared}, parameters, [])
-    by_dtype: dict[torch.dtype, list[Group]] = {}
-    for group in traced.groups:
-        if group.kind == "standardized":
-            by_dtype.setdefault(weights.values[group.weights[0]].dtype, []).append(group)
-    closed = []
-    for groups in by_dtype.values():
-        form, holds = weights.standardized(groups)
-        if not guard(holds.all()):
-            groups = [group for group, one_holds in zip(groups, holds.tolist(), strict=True) if one_holds]
-            if not groups:
-                continue
-            form, _ = weights.standardized(groups)
-        closed.append((groups, form))
-    return dataclasses.replace(weights, closed=closed)
+    weights = Weights(traced, {node: shared[node] for node in traced.used if node in shared}, parameters, [], None)
+    groups = [group for group in traced.groups if group.kind == "standardized"]
+    dtypes = [weights.values[group.weights[0]].dtype for group in groups]
+    groups = [group for group, dtype in zip(groups, dtypes, strict=True) if dtype == dtypes[0]]
+    if not groups:
+        return weights
+    form, holds = weights.standardized(groups)
+    if not guard(holds.all()):
+        groups = [group for group, one_holds in zip(groups, holds.tolist(), strict=True) if one_holds]
+        if not groups:
+            return weights
+        form, _ = weights.standardized(groups)
+    return dataclasses.replace(weights, closed=groups, form=form)
 
 
 class NormsAndSums:
@@ -154,12 +153,12 @@ class NormsAndSums:
         weights, grads = self._weights, self._grads
         squares = [rows.square_norms()[0] for _, _, rows in self._small]
         errors = []
-        for groups, closed in weights.closed:
+        if weights.form is not None:
             moments = []
-            for name in (group.weights[0] for group in groups):
+            for name, direction in weights.directions.items():
                 own: Any = grads[name]
-                moments.append(own.moments(weights.directions[name], weights.values[name]))
-            square, error = closed.square_norms(moments)
+                moments.append(own.moments(direction, weights.values[name]))
+            square, error = weights.form.square_norms(moments)
             squares.append(square)
             errors.append(error)
         for group in weights.traced.groups:
