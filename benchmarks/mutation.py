@@ -89,11 +89,10 @@ _CHECK = ("engine_check", "model_check", "probe", "prepared", "graph/rows")
 _OF_CHECK = _tests("clipping", "engine_check rows model_check clipped_grad") + _tests("clipping/zoo", "zoo")
 _OF_CLIPPING = _tests("clipping", "parametrization numerics engine_check clip rules clipped_grad graph_engine")
 _OF_ONE = {
-    "closed_form": "cancelling layers",
-    "functional": "functional",
+    "closed_form": "cancelling graph_engine",
     "stacked": "stacked functional",
-    "loss": "loss",
-    "func": "layers",
+    "protocol": "loss",
+    "func": "functional graph_engine",
     "identity": "identity",
     "microbatch": "microbatch",
 }
@@ -118,7 +117,7 @@ TESTS = {
     **{f"clipping/{name}.py": [*_tests("clipping", tests), *_OF_CLIPPING] for name, tests in _OF_ONE.items()},
     "clipping/random_layers.py": _tests("clipping", "engine_check") + _tests("clipping/zoo", "draws"),
     **{f"clipping/{name}.py": _OF_CHECK for name in _CHECK},
-    "clipping/graph/rules/": _tests("clipping", "rules layers clip graph_engine"),
+    "clipping/graph/rules/": _tests("clipping", "rules clip graph_engine"),
     "planning/": [*_tests("planning", "defaults resolve"), *_OF_TRAINING, *_tests("cli", "cli")],
     "evaluation/": [*_tests("evaluation", "scores trained augtest"), *_OF_TRAINING, *_tests("cli", "cli"), *_RESUMED],
     "training/": [*_OF_TRAINING, *_tests("cli", "cli"), *_RESUMED],

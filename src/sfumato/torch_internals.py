@@ -6,7 +6,8 @@ says what it is for.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ __all__ = [
     "HigherOrderOperator",
     "OpOverload",
     "TorchDispatchMode",
+    "arguments_of",
     "compile_graph",
     "lerp_all",
     "make_fx",
@@ -62,6 +64,17 @@ def _shapes_of_group_norm(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     mean = input.new_empty((N, group))
     return torch.empty_like(input, memory_format=torch.contiguous_format), mean, torch.empty_like(mean)
+
+
+@functools.cache
+def _defaults(operation: Any) -> dict[str, Any]:
+    return {argument.name: argument.default_value for argument in operation._schema.arguments}
+
+
+def arguments_of(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """An operation's arguments by their names in its schema, those left out at their defaults."""
+    defaults = _defaults(operation)
+    return defaults | dict(zip(defaults, args, strict=False)) | dict(kwargs)
 
 
 def compile_graph(graph: torch.fx.GraphModule, tensors: Sequence[torch.Tensor]) -> Callable[..., Any]:

@@ -11,8 +11,7 @@ from torch import nn
 
 from sfumato.clipping import clipped_grad
 from sfumato.clipping.prepared import BUILDERS
-from sfumato.clipping.protocol import Batch
-from sfumato.clipping.speed import Speed
+from sfumato.clipping.protocol import Batch, Speed
 from sfumato.errors import InputError
 from sfumato.models.layers import WeightStandardizedConv2d
 from tests.clipping.problems import cross_entropy, distance

@@ -7,7 +7,6 @@ from torch.nn import functional as F
 
 from sfumato.clipping import clipped_grad
 from sfumato.clipping.graph.engine import GraphEngine
-from sfumato.errors import InputError
 from sfumato.models.layers import WeightStandardizedConv2d
 from tests.clipping.problems import cross_entropy as loss_fn
 
@@ -27,6 +26,16 @@ class Small(nn.Module):
         return self.out(x).mean(1)
 
 
+METHODS = {"memory_format": "contiguous", "conv:conv2d.weight": "conv_ghost", "out:linear.weight": "ghost"}
+
+
+def pair_of(model, methods=METHODS, microbatch_size=8, augmult=2, **settings):
+    """Operation by operation, and compiled."""
+    settings = {"clipping_norm": 0.5, "engine": "graph", "methods": methods} | settings
+    settings |= {"augmult": augmult, "microbatch_size": microbatch_size}
+    return [clipped_grad(model, loss_fn, **settings, compile=compile) for compile in (False, True)]
+
+
 @pytest.fixture(scope="module")
 def problem():
     torch.manual_seed(0)
@@ -36,20 +45,7 @@ def problem():
 @pytest.fixture(scope="module")
 def compiled(problem):
     model, inputs, targets = problem
-    methods = {"memory_format": "contiguous", "conv:conv2d.weight": "conv_ghost", "out:linear.weight": "ghost"}
-    grad_fns = [
-        clipped_grad(
-            model,
-            loss_fn,
-            clipping_norm=0.5,
-            augmult=2,
-            microbatch_size=16,
-            engine="graph",
-            methods=methods,
-            compile=compile,
-        )
-        for compile in (False, True)
-    ]
+    grad_fns = pair_of(model, microbatch_size=16)
     for grad_fn in grad_fns:
         grad_fn(inputs[:16], targets[:16])
     return grad_fns
@@ -112,18 +108,7 @@ class LowRank(nn.Module):
 def test_the_way_back_from_derived_weights_is_compiled_too(monkeypatch):
     torch.manual_seed(0)
     model, inputs, targets = LowRank(), torch.randn(7, 3, 5, 5), torch.randint(4, (7,))
-    pair = [
-        clipped_grad(
-            model,
-            loss_fn,
-            clipping_norm=0.1,
-            microbatch_size=4,
-            engine="graph",
-            methods={"memory_format": "contiguous"},
-            compile=compile,
-        )
-        for compile in (False, True)
-    ]
+    pair = pair_of(model, {"memory_format": "contiguous"}, 4, 0, clipping_norm=0.1)
     assert_equal(pair, inputs, targets)
     with torch.no_grad():
         model.left.mul_(2.0)
@@ -141,19 +126,7 @@ def test_patches_and_tokens():
     )
     inputs, targets = torch.randn(8, 2, 3, 8, 8), torch.randint(4, (8,))
     methods = {"memory_format": "contiguous", "0:conv2d.weight": "patch_ghost", "2:linear.weight": "ghost_at_once"}
-    pair = [
-        clipped_grad(
-            model,
-            loss_fn,
-            clipping_norm=0.5,
-            augmult=2,
-            microbatch_size=8,
-            engine="graph",
-            methods=methods,
-            compile=compile,
-        )
-        for compile in (False, True)
-    ]
+    pair = pair_of(model, methods)
     assert_equal(pair, inputs, targets)
     assert all(methods.items() <= grad_fn.methods.items() for grad_fn in pair)
 
@@ -164,26 +137,9 @@ def test_bfloat16_compiled_is_bfloat16_and_keeps_the_sensitivity():
     """
     torch.manual_seed(0)
     model, inputs, targets = Small(), torch.randn(16, 2, 3, 8, 8), torch.randint(4, (16,))
-    methods = {"memory_format": "contiguous", "conv:conv2d.weight": "conv_ghost", "out:linear.weight": "ghost"}
     norm = 1e-3  # every example is clipped
-    low, exact = (
-        {
-            compile: clipped_grad(
-                model,
-                loss_fn,
-                clipping_norm=norm,
-                augmult=2,
-                microbatch_size=8,
-                engine="graph",
-                methods=methods,
-                precision=precision,
-                compile=compile,
-            )
-            for compile in compiles
-        }
-        for precision, compiles in (("bf16", (False, True)), ("float32", (False,)))
-    )
-    eager, fused, true = (grad_fn(inputs, targets) for grad_fn in (low[False], low[True], exact[False]))
+    low, (exact, _) = (pair_of(model, clipping_norm=norm, precision=precision) for precision in ("bf16", "float32"))
+    eager, fused, true = (grad_fn(inputs, targets) for grad_fn in (*low, exact))
     # No further from float32 than eager bfloat16 is, to a factor, and not float32 itself.
     rounding = (eager.grad_norms / true.grad_norms - 1).abs().max()
     assert (fused.grad_norms / eager.grad_norms - 1).abs().max() <= 2 * rounding
@@ -201,12 +157,6 @@ def distance(one, other):
     return torch.stack([(one[name] - other[name]).double().norm() for name in one]).norm().item()
 
 
-def test_engines_that_cannot_be_compiled_say_so(problem):
-    model, inputs, targets = problem
-    with pytest.raises(InputError, match='need engine "graph"'):
-        clipped_grad(model, loss_fn, clipping_norm=1.0, engine="func", compile=True)
-
-
 def test_images_whose_channels_lie_together_go_through_group_norms_one_after_another():
     """Group norm keeps that order on a CPU; what traces it believes otherwise, and the second one's rows are then taken
     apart.
@@ -215,6 +165,5 @@ def test_images_whose_channels_lie_together_go_through_group_norms_one_after_ano
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 4)
     )
-    inputs, targets, methods = torch.randn(16, 2, 3, 8, 8), torch.randint(4, (16,)), {"memory_format": "channels_last"}
-    keys = {"clipping_norm": 0.5, "augmult": 2, "microbatch_size": 16, "engine": "graph", "methods": methods}
-    assert_equal([clipped_grad(model, loss_fn, **keys, compile=compile) for compile in (False, True)], inputs, targets)
+    inputs, targets = torch.randn(16, 2, 3, 8, 8), torch.randint(4, (16,))
+    assert_equal(pair_of(model, {"memory_format": "channels_last"}, 16), inputs, targets)

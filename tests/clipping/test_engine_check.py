@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from sfumato.clipping import clipped_grad
 from sfumato.clipping.engine_check import EngineCheck
-from sfumato.clipping.graph.rules import METHODS, MaterializedGrads
+from sfumato.clipping.graph.rules import METHODS
+from sfumato.clipping.graph.rules.site import MaterializedGrads
 from sfumato.clipping.prepared import BUILDERS
 from sfumato.clipping.probe import made_up_images, made_up_targets, temporary_values
 from sfumato.errors import InputError

@@ -6,7 +6,7 @@ from torch import nn
 from torch.func import vmap
 
 from sfumato.clipping import clipped_grad
-from sfumato.clipping.functional import clipped_sum
+from sfumato.clipping.func import clipped_sum
 from tests.clipping.problems import FIXED, cross_entropy, distance
 
 CLIPPING_NORM = 0.3
@@ -58,41 +58,6 @@ def test_it_is_the_sum_of_the_reference_for_any_number_of_rows(count, augmult, r
     assert distance(found, truth) < 1e-10
     assert distance(truth, {name: torch.zeros_like(value) for name, value in truth.items()}) > 0.01
     assert list(found) == list(truth) and all(value.dtype == torch.float64 for value in found.values())
-
-
-def test_the_order_of_rows_and_padding_between_them_change_nothing():
-    model = model_of()
-    inputs, targets = rows_of(6)
-    whole = pure_sum(model, inputs, targets)
-    order = torch.tensor([3, 0, 5, 1, 4, 2])
-    assert distance(pure_sum(model, inputs[order], targets[order]), whole) < 1e-12
-    padded, labels = torch.full((9, 1, 6, 6), 1e3, dtype=torch.float64), torch.zeros(9, dtype=torch.int64)
-    places = torch.tensor([1, 2, 4, 5, 7, 8])
-    padded[places], labels[places] = inputs, targets
-    is_real = torch.zeros(9, dtype=torch.bool)
-    is_real[places] = True
-    found = pure_sum(model, padded, labels, is_real)
-    assert distance(found, whole) < 1e-12
-    assert distance(found, reference_sum(model, padded, labels, ~is_real)) < 1e-10
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_an_example_that_is_not_finite_contributes_exactly_zero(value):
-    model = model_of()
-    inputs, targets = rows_of(5)
-    spoilt = inputs.clone()
-    spoilt[2] = value
-    rest = torch.tensor([True, True, False, True, True])
-    found = pure_sum(model, spoilt, targets)
-    for name, truth in pure_sum(model, inputs, targets, rest).items():
-        torch.testing.assert_close(found[name], truth, rtol=0, atol=0)
-
-
-def test_only_padding_sums_to_exactly_zero():
-    model = model_of()
-    inputs, targets = rows_of(3)
-    found = pure_sum(model, inputs, targets, torch.zeros(3, dtype=torch.bool))
-    assert all((value == 0).all() for value in found.values())
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-10), (torch.float32, 2e-5)])

@@ -7,12 +7,7 @@ import weakref
 import pytest
 import torch
 
-from sfumato.clipping.microbatch import (
-    count_saved,
-    default_microbatch_size,
-    find_microbatch_size,
-    fits_batch,
-)
+from sfumato.clipping.microbatch import count_saved, default_microbatch_size, find_microbatch_size, fits_batch
 from sfumato.errors import MachineError
 from sfumato.training.loop import said_when_long
 

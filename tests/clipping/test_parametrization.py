@@ -1,12 +1,10 @@
 """The closed form of weight standardisation, for several weights at once, is what autograd gives one by one."""
 
-import dataclasses
-
 import pytest
 import torch
 
 from sfumato.clipping.graph.parametrization import pull_back, standardized
-from sfumato.clipping.graph.rules import MaterializedGrads
+from sfumato.clipping.graph.rules.site import MaterializedGrads
 from sfumato.models.layers import WeightStandardizedConv2d
 
 EXAMPLES = 3
@@ -75,11 +73,11 @@ def test_what_moments_may_be_off_by_is_in_the_bound(problem):
         part, off = moments[which], 1e-6
         errors = (off * part.squares, off * part.plain.abs(), off * part.along.abs())
         stated = [*moments]
-        stated[which] = dataclasses.replace(part, errors=errors)
+        stated[which] = part[:3] + errors
         error = form.square_norms(stated)[1]
         for name, by in zip(("squares", "plain", "along"), errors, strict=True):
             moved = [*moments]
-            moved[which] = dataclasses.replace(part, **{name: getattr(part, name) + by})
+            moved[which] = part._replace(**{name: getattr(part, name) + by})
             change = (form.square_norms(moved)[0] - squares).abs()
             assert bool((change > 100 * rounding).all())  # the bound without these errors would not do
             assert bool((change <= error * (1 + 1e-5)).all())
@@ -93,19 +91,14 @@ def test_the_bound_holds_where_there_is_nothing_but_error(problem):
         MaterializedGrads(part).moments(along, weight)
         for part, along, weight in zip(rows, form.along, weights, strict=True)
     ]
-    none = [
-        dataclasses.replace(part, plain=torch.zeros_like(part.plain), along=torch.zeros_like(part.along))
-        for part in moments
-    ]
+    none = [part._replace(plain=torch.zeros_like(part.plain), along=torch.zeros_like(part.along)) for part in moments]
     for name in ("plain", "along"):
         off = [1e-3 * part.squares.sqrt() for part in none]
         stated = [
-            dataclasses.replace(
-                part, errors=tuple(by if name == other else 0 * by for other in ("squares", "plain", "along"))
-            )
+            part[:3] + tuple(by if name == other else 0 * by for other in part._fields[:3])
             for part, by in zip(none, off, strict=True)
         ]
-        moved = [dataclasses.replace(part, **{name: by}) for part, by in zip(none, off, strict=True)]
+        moved = [part._replace(**{name: by}) for part, by in zip(none, off, strict=True)]
         change = (form.square_norms(moved)[0] - form.square_norms(none)[0]).abs()
         assert (change > 0).all() and (change <= form.square_norms(stated)[1] * (1 + 1e-5)).all()
 

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from sfumato.clipping import clipped_grad
 from sfumato.clipping.clip import Clip
-from sfumato.clipping.graph.rules import MaterializedGrads
+from sfumato.clipping.graph.rules.site import MaterializedGrads
 from sfumato.errors import InputError
 from sfumato.models.layers import WeightStandardizedConv2d
 from tests.clipping.problems import cross_entropy as loss_fn

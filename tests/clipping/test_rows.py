@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sfumato.clipping import clipped_grad
-from sfumato.clipping.graph.export import NotCapturable, capture
+from sfumato.clipping.graph.export import NotCapturable, trace
 
 
 class Applies(nn.Module):
@@ -112,7 +112,7 @@ ALLOWED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_rows_know_neither_their_place_nor_their_number(name):
     with pytest.raises(NotCapturable):
-        capture(Applies(REFUSED[name]), torch.zeros(1, 4))
+        trace(Applies(REFUSED[name]), torch.zeros(1, 4))
 
 
 @pytest.mark.parametrize("name", [name for name in ALLOWED if "constants" in name])
@@ -125,5 +125,5 @@ def test_constants_of_its_type_are_no_rows(name):
 
 @pytest.mark.parametrize("name", ALLOWED)
 def test_what_each_row_does_by_itself_is_taken(name):
-    captured = capture(Applies(ALLOWED[name]), torch.zeros(1, 4))
+    captured = trace(Applies(ALLOWED[name]), torch.zeros(1, 4))
     assert captured.sources == {"layer.weight": ("layer.weight",), "layer.bias": ("layer.bias",)}

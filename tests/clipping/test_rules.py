@@ -10,19 +10,12 @@ from torch import nn
 from torch.fx import Graph
 
 from sfumato.clipping.graph.compile import _recording as recording
-from sfumato.clipping.graph.export import capture
+from sfumato.clipping.graph.export import trace
 from sfumato.clipping.graph.rows import Layout
-from sfumato.clipping.graph.rules import (
-    METHODS,
-    GradSite,
-    MaterializedGrads,
-    SiteRecord,
-    candidates,
-    named_args,
-    worth_trying,
-)
+from sfumato.clipping.graph.rules import METHODS, candidates, worth_trying
 from sfumato.clipping.graph.rules.convolution import GhostGrads
 from sfumato.clipping.graph.rules.normalization import has_statistics, with_statistics
+from sfumato.clipping.graph.rules.site import GradSite, MaterializedGrads, SiteRecord, named_args
 
 ROWS_FIRST = Layout(dim=0, outer=1, inner=1)
 EXAMPLES = 4
@@ -217,11 +210,7 @@ def test_blocks_make_no_difference():
         for of_one, of_several in (
             (one.weighted_sum(coefficients, count), several.weighted_sum(coefficients, count)),
             (one.square_norms()[0], several.square_norms()[0]),
-            *zip(
-                dataclasses.astuple(one.moments(directions, None))[:3],
-                dataclasses.astuple(several.moments(directions, None))[:3],
-                strict=True,
-            ),
+            *zip(one.moments(directions, None)[:3], several.moments(directions, None)[:3], strict=True),
             (rows, several.written_out()),
             (2 * rows, (several + several).written_out()),
             (2 * rows, (several + one).written_out()),
@@ -261,8 +250,8 @@ def test_the_share_along_a_weight_is_uncertain_where_a_bias_hides_it():
     directions = torch.nn.functional.normalize(weight.flatten(1))
     moments = METHODS["conv_ghost"](record, "weight").moments(directions, weight)
     along = torch.einsum("mophw,mihw->moi", record.grad[:, :, None].double(), rows.double()) * directions.double()
-    assert ((moments.along - along.sum(2)).abs() <= moments.errors[2]).all()
-    assert (moments.errors[2] > 1e-6 * record.grad.flatten(2).norm(dim=2)).all()
+    assert ((moments.along - along.sum(2)).abs() <= moments.of_along).all()
+    assert (moments.of_along > 1e-6 * record.grad.flatten(2).norm(dim=2)).all()
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["output", "no output"])
@@ -297,7 +286,7 @@ def test_what_is_known_of_channels_is_as_wrong_as_is_said_at_most(method, kept):
         per_example.moments(directions, arguments[1]),
         (rows.square().sum(2), rows.sum(2), (rows * directions.double()).sum(2)),
     )
-    for value, truth, error in zip((moments.squares, moments.plain, moments.along), exact, moments.errors, strict=True):
+    for value, truth, error in zip(moments[:3], exact, moments[3:], strict=True):
         assert ((value - truth).abs() <= error).all()
 
 
@@ -409,11 +398,9 @@ def test_a_layout_gives_every_example_its_own_rows(dim, outer, inner):
 
 def test_capture_names_every_meeting_of_a_network():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 2))
-    captured = capture(model, torch.zeros(1, 3, 6, 6))
-    assert sorted(names for names in captured.sites.values()) == [
-        ("0.weight", "0.bias"),
-        ("1.weight", "1.bias"),
-        ("4.weight", "4.bias"),
+    sites = trace(model, torch.zeros(1, 3, 6, 6)).sites.values()
+    assert [site.weight_of for site in sites] == [
+        {"weight": f"{number}.weight", "bias": f"{number}.bias"} for number in (0, 1, 4)
     ]
 
 

@@ -1,7 +1,7 @@
 """Many private models at once, each with its own key: what the product's own run with that key gives.
 
 Sampler, noise and divisor are the product's. The clipped sums are computed for several models at once
-(`sfumato.clipping.stacked`; with views of each image, `sfumato.clipping.functional`).
+(`sfumato.clipping.stacked`; with views of each image, `sfumato.clipping.func`).
 """
 
 import math
@@ -16,7 +16,7 @@ from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing.phase_one import Setting
 from sfumato.auditing.toy_task import ToyTask
 from sfumato.clipping import clipped_grad
-from sfumato.clipping.functional import clipped_sum
+from sfumato.clipping.func import clipped_sum
 from sfumato.clipping.stacked import Stacked
 from sfumato.data.sampling import poisson_batch
 from sfumato.data.views import Views

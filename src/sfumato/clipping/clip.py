@@ -7,15 +7,16 @@ squared norm that is a small difference of large numbers.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from sfumato.clipping.protocol import Coefficient
 from sfumato.errors import InputError
 
+# From (m,) gradient norms to what each gradient is multiplied by.
+Coefficient = Callable[[torch.Tensor], torch.Tensor]
 _CHUNK = 512
 
 
@@ -29,11 +30,10 @@ class Clip:
     rescale: bool
 
     def __call__(self, norms: torch.Tensor) -> torch.Tensor:
-        scale = (
-            torch.clamp(1 / norms, max=1 / self.clipping_norm)
-            if self.rescale
-            else torch.clamp(self.clipping_norm / norms, max=1.0)
-        )
+        if self.rescale:
+            scale = torch.clamp(1 / norms, max=1 / self.clipping_norm)
+        else:
+            scale = torch.clamp(self.clipping_norm / norms, max=1.0)
         # Below, float32 has few digits left and would round up: such a gradient is left out.
         return torch.where(scale < torch.finfo(torch.float32).tiny, 0.0, scale)
 
@@ -147,17 +147,13 @@ def convolutions(precision: str) -> Iterator[None]:
 def refuse_missing_tf32(precision: str, device: torch.device) -> None:
     """Raises InputError for a precision that the device does not have."""
     if precision == "tf32" and device.type != "cuda":
-        raise InputError(
-            f'precision "tf32" needs a CUDA device, and this is "{device.type}". Take "float32", or --device cuda.'
-        )
+        raise InputError(f'precision "tf32" needs a CUDA device, and this is "{device.type}". Take "float32".')
 
 
 def are_exact(operation: str, device: torch.device) -> bool:
     """Whether a "matmul" or "conv" of float32 rounds nothing to fewer digits (TF32, bfloat16),
     which PyTorch can be told to do.
     """
-    backend = {
-        "cpu": torch.backends.mkldnn,
-        "cuda": torch.backends.cuda if operation == "matmul" else torch.backends.cudnn,
-    }.get(device.type)
+    gpu = torch.backends.cuda if operation == "matmul" else torch.backends.cudnn
+    backend: Any = {"cpu": torch.backends.mkldnn, "cuda": gpu}.get(device.type)
     return backend is None or getattr(backend, operation).fp32_precision in ("none", "ieee")

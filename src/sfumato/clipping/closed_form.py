@@ -12,9 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sfumato.clipping.clip import at_least_float32, row_norms
-from sfumato.clipping.loss import example_losses
-from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss
-from sfumato.clipping.speed import Speed
+from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss, Speed, example_losses
 from sfumato.errors import InputError
 from sfumato.models.layers import Classifier, bias_scale
 
@@ -35,32 +33,29 @@ class ClosedFormEngine(Engine):
         weight = model.layer.weight
         if not isinstance(weight, nn.Parameter) or row.dtype != weight.dtype or at_least_float32(weight) is not weight:
             raise InputError("is for plain weights and features of one type, float32 at least")
-        self.methods: dict[str, str] = {}
-        self._model, self._loss_fn = model, loss_fn
+        super().__init__(model, loss_fn, row, speed)
+        self._layer, self._scale = model.layer, bias_scale(model.layer)
 
     def clipped_sum(self, coefficient: Coefficient, evaluated: Any, batch: Batch) -> ClippedGrad:
         """See `sfumato.clipping.protocol.Engine`."""
         if batch.inputs.shape[1] != 1:
             raise InputError("is for one view of each example")
-        weight, bias = self._model.layer.weight, self._model.layer.bias
-        scale = bias_scale(self._model.layer)
+        weight, bias, scale = self._layer.weight, self._layer.bias, self._scale
         features = batch.inputs[:, 0]
         outputs = F.linear(features, weight, None if bias is None else scale * bias).detach()
         with torch.enable_grad():
-            losses = example_losses(self._loss_fn, outputs.requires_grad_()[:, None], batch.targets, batch.weights)
+            losses = example_losses(self.loss_fn, outputs.requires_grad_()[:, None], batch.targets, batch.weights)
             (errors,) = torch.autograd.grad(losses.sum(), outputs)
         losses = losses.detach()
         # In float64, or two factors, of which one is tiny and one large, would seem to make nothing.
-        norms = torch.linalg.vector_norm(errors, dim=1, dtype=torch.float64) * _lengths(
-            features, None if bias is None else scale
-        )
+        lengths = _lengths(features, None if bias is None else scale)
+        norms = torch.linalg.vector_norm(errors, dim=1, dtype=torch.float64) * lengths
         finite = norms.isfinite() & losses.isfinite()
         coefficients = torch.where(batch.is_real & finite, coefficient(norms), 0.0)
         if not finite.all():  # a coefficient of zero does not silence it: 0 * NaN is NaN
-            errors = torch.where(finite[:, None], errors, 0.0)
-            features = torch.where(finite[:, None], features, 0.0)
+            errors, features = (torch.where(finite[:, None], part, 0.0) for part in (errors, features))
         clipped = errors * coefficients[:, None].to(errors.dtype)
-        names = {id(value): name for name, value in self._model.named_parameters()}
+        names = {id(value): name for name, value in self.model.named_parameters()}
         sums = {names[id(weight)]: clipped.T @ features}
         if bias is not None:
             sums[names[id(bias)]] = scale * clipped.sum(0)
@@ -76,6 +71,5 @@ def _lengths(features: torch.Tensor, constant: float | None) -> torch.Tensor:
         return torch.hypot(lengths, torch.full_like(lengths, constant))
     small = lengths < _SMALL
     if small.any():
-        exact = torch.linalg.vector_norm(features[small], dim=1, dtype=torch.float64)
-        lengths = lengths.masked_scatter(small, exact)
+        lengths[small] = torch.linalg.vector_norm(features[small], dim=1, dtype=torch.float64)
     return lengths

@@ -12,9 +12,8 @@ from torch import nn
 from sfumato.clipping.clip import Clip, are_exact, at_least_float32, convolutions
 from sfumato.clipping.graph.engine import GraphEngine, SiteReport
 from sfumato.clipping.prepared import Prepared
-from sfumato.clipping.protocol import Batch, ClippedGrad, Loss
+from sfumato.clipping.protocol import Batch, ClippedGrad, Loss, Speed
 from sfumato.clipping.random_layers import draw_seeds
-from sfumato.clipping.speed import Speed
 from sfumato.errors import InputError
 
 # Below, gradients of norm C have entries whose squares vanish in float32: they would be taken for

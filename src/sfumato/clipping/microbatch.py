@@ -85,27 +85,23 @@ def find_microbatch_size(
     def number(size: int) -> float:
         return 1 / size if batch_size is None else batch_size / size + 0.5
 
-    size, seconds, most = start, None, min(most, _MOST)
-    while seconds is None:
+    def tried(size: int) -> float | None:
+        """Seconds; None where memory does not hold it."""
         try:
-            seconds = attempt(size)
+            return attempt(size)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            if size == 1:
-                raise MachineError(
-                    "memory does not hold one example of this model. Take a smaller model, images or augmult."
-                ) from None
-            size //= 2
-            most = size
+            return None
+
+    size, most = start, min(most, _MOST)
+    while (seconds := tried(size)) is None:
+        if size == 1:
+            raise MachineError("memory does not hold one example. Take a smaller model, images or augmult.")
+        most = size = size // 2
     while grows and 2 * size <= most:
-        try:
-            doubled = attempt(2 * size)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            break
-        if number(size) * seconds < _GAIN * number(2 * size) * doubled:
+        doubled = tried(2 * size)
+        if doubled is None or number(size) * seconds < _GAIN * number(2 * size) * doubled:
             break
         size, seconds = 2 * size, doubled
     return size

@@ -51,8 +51,7 @@ def findings(model: nn.Module, example_input: torch.Tensor) -> list[Finding]:
     """
     with random_state_kept(example_input):
         probe = copy.deepcopy(model).train()
-        found = list(layer_findings(probe))
-        return found or _gradient_findings(probe, example_input)
+        return list(layer_findings(probe)) or list(_gradient_findings(probe, example_input))
 
 
 def require_private(model: nn.Module, example_input: torch.Tensor) -> None:
@@ -66,9 +65,8 @@ def require_private(model: nn.Module, example_input: torch.Tensor) -> None:
         not exist and no privacy guarantee holds. Replace it: --set model.fix=groupnorm, in code
         fix_groupnorm(model).
     """
-    found = findings(model, example_input)
-    if found:
-        raise InputError(str(found[0]))
+    for finding in findings(model, example_input):
+        raise InputError(str(finding))
 
 
 def layer_findings(model: nn.Module) -> Iterator[Finding]:
@@ -96,36 +94,30 @@ def layer_findings(model: nn.Module) -> Iterator[Finding]:
         yield Finding("", type(model).__name__, reason, "Set requires_grad on what is to be trained.")
 
 
-def _gradient_findings(probe: nn.Module, example_input: torch.Tensor) -> list[Finding]:
+def _gradient_findings(probe: nn.Module, example_input: torch.Tensor) -> Iterator[Finding]:
     """Trainable parameters that the output of made-up images sends no gradient to."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in probe.parameters():
             parameter.copy_(shifted(parameter, generator))
     images = made_up_images(_IMAGES, 1, example_input[:1], 0, only_pixels=True).flatten(0, 1)
-    names = [name for name, parameter in probe.named_parameters() if parameter.requires_grad]
-    trained = [parameter for parameter in probe.parameters() if parameter.requires_grad]
-    missing = set(names)
+    missing = {name: parameter for name, parameter in probe.named_parameters() if parameter.requires_grad}
     for image in images:
         with torch.enable_grad():
             leaves = [leaf for leaf in tree_leaves(probe(image[None])) if isinstance(leaf, torch.Tensor)]
             ends = [leaf.sum() for leaf in leaves if leaf.requires_grad]
+        if not ends or not missing:
+            continue
         try:
-            gradients = torch.autograd.grad(ends, trained, allow_unused=True) if ends else [None] * len(names)
+            gradients = torch.autograd.grad(ends, list(missing.values()), allow_unused=True)
         except RuntimeError as error:
             reason = f"has an operation without a derivative (PyTorch says: {first_line(error).rstrip('.')})"
             remedy = "Replace it, or detach its result if nothing before it is to be trained."
-            return [Finding("", type(probe).__name__, reason, remedy)]
-        missing -= {name for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
-        if not missing:
-            return []
-    return [_without_gradient(probe, name) for name in names if name in missing]
-
-
-def _without_gradient(model: nn.Module, name: str) -> Finding:
-    path, _, own = name.rpartition(".")
-    reason = (
-        f"has a trainable parameter '{own}' that receives no gradient from the output, so it would never be trained"
-    )
-    remedy = "Freeze it by requires_grad_(False), or use it in the model's output."
-    return Finding(path, type(model.get_submodule(path)).__name__, reason, remedy)
+            yield Finding("", type(probe).__name__, reason, remedy)
+            return
+        pairs = zip([*missing.items()], gradients, strict=True)
+        missing = {name: parameter for (name, parameter), gradient in pairs if gradient is None}
+    for path, _, own in (name.rpartition(".") for name in missing):
+        reason = f"has a trainable parameter '{own}' that receives no gradient from the output, so it would never train"
+        remedy = "Freeze it by requires_grad_(False), or use it in the model's output."
+        yield Finding(path, type(probe.get_submodule(path)).__name__, reason, remedy)

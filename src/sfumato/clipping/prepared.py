@@ -17,9 +17,8 @@ from sfumato.clipping.graph.autotune import warm_seconds
 from sfumato.clipping.graph.engine import GraphEngine
 from sfumato.clipping.microbatch import FIRST_ON_GPU, default_microbatch_size, find_microbatch_size, fits_batch
 from sfumato.clipping.probe import first_line, random_state_kept, temporary_values
-from sfumato.clipping.protocol import Batch, Engine, Loss, is_out_of_memory
+from sfumato.clipping.protocol import CLOSED_FORM, Batch, Engine, Loss, Speed, is_out_of_memory
 from sfumato.clipping.reference import ReferenceEngine
-from sfumato.clipping.speed import CLOSED_FORM, Speed
 from sfumato.errors import InputError, MachineError
 from sfumato.models.layers import Classifier
 

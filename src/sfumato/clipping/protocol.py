@@ -1,16 +1,26 @@
-"""What every engine is: one way of summing the clipped gradients of a microbatch."""
+"""What every engine is: one way of summing the clipped gradients of a microbatch; what it takes and gives."""
 
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
+from torch.func import vmap
+
+from sfumato.clipping.clip import Coefficient, at_least_float32
+from sfumato.errors import InputError
+from sfumato.torch_internals import tree_flatten, tree_unflatten
 
 Loss = Callable[..., torch.Tensor]
-# From (m,) gradient norms to what each gradient is multiplied by.
-Coefficient = Callable[[torch.Tensor], torch.Tensor]
+# What images and weights are rounded to where they meet; None leaves them as they are.
+LOW_PRECISIONS = {"float32": None, "tf32": None, "bf16": torch.bfloat16}
+# The fastest first.
+ENGINES = ("graph", "func", "reference")
+# For `sfumato.models.layers.Classifier`, which it takes before all others.
+CLOSED_FORM = "closed_form"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,18 +87,78 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
+@dataclasses.dataclass(frozen=True)
+class Speed:
+    """Settings of `sfumato.clipping.clipped_grad` that decide speed alone.
+
+    Attributes:
+        engine: Of `ENGINES`, or "closed_form", or "auto": the first of them that takes the model.
+        microbatch_size: Examples differentiated at once; None: see `sfumato.clipping.microbatch`.
+        methods: How engine "graph" computes at each operation, as recorded; None: measured.
+        precision: "float32", "tf32" or "bf16"; see `sfumato.clipping.clipped_grad`.
+        compile: Whether a microbatch becomes one compiled graph.
+        workers: Microbatches computed at once on a CPU, one thread each; 1: one after another, by
+            all threads.
+
+    Raises:
+        InputError: If one of them is out of range, or two do not go together.
+    """
+
+    engine: str = "auto"
+    microbatch_size: int | None = None
+    methods: dict[str, str] | None = None
+    precision: str = "float32"
+    compile: bool = False
+    workers: int = 1
+
+    def __post_init__(self) -> None:
+        if self.engine not in ("auto", CLOSED_FORM, *ENGINES):
+            raise InputError(f'engine "{self.engine}" is unknown. Known are auto, {", ".join(ENGINES)}.')
+        if self.microbatch_size is not None and not _is_count(self.microbatch_size):
+            raise InputError(f"microbatch_size must be a whole number, at least 1, not {self.microbatch_size!r}.")
+        if self.precision not in LOW_PRECISIONS:
+            raise InputError(f'precision "{self.precision}" is unknown. Known are {", ".join(LOW_PRECISIONS)}.')
+        if not _is_count(self.workers):
+            raise InputError(f"workers must be a whole number, at least 1, not {self.workers!r}.")
+        if self._needs_graph and self.engine not in ("auto", "graph"):
+            raise InputError(f'compile and precision "bf16" need engine "graph", not "{self.engine}".')
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        """The names to try, in order."""
+        if self._needs_graph:
+            return ("graph",)
+        return ENGINES if self.engine == "auto" else (self.engine,)
+
+    @property
+    def _needs_graph(self) -> bool:
+        return self.compile or self.precision == "bf16"
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
 class Engine(ABC):
-    """Sums clipped per-example gradients of one model; made from a model, a loss, one input and
-    settings of speed.
+    """Sums clipped per-example gradients of one model.
 
     Attributes:
         methods: How it computes, as far as that decides speed and rounding; empty where there is no
             choice.
         parallel: Whether several threads may use it at once.
+
+    Args:
+        row: (1, ...): one input, of which only shape, type and device are used.
+
+    Raises:
+        InputError: If it does not take the model.
     """
 
     methods: dict[str, str]
     parallel = False
+
+    def __init__(self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, speed: Speed) -> None:
+        self.model, self.loss_fn, self.methods = model, loss_fn, {}
 
     def choose_methods(self, batch: Batch) -> None:  # noqa: B027  (most have no choice)
         """Settles how to compute, by trying it on a made-up batch as large as a microbatch will be."""
@@ -107,3 +177,43 @@ class Engine(ABC):
         Args:
             evaluated: From `evaluate`, at the present parameters.
         """
+
+
+def example_losses(
+    loss_fn: Loss, outputs: Any, targets: tuple[torch.Tensor, ...], weights: torch.Tensor
+) -> torch.Tensor:
+    """(m,) losses: of each example, the sum of its K rows' losses times their weights.
+
+    ``loss_fn`` is called through `torch.func.vmap`, with a batch of one row, and returns its loss, of shape () or (1,).
+
+    Args:
+        outputs: Any nesting of tensors (m K, *shape of the model's output for one row); what else is in it goes to
+            the loss as it is.
+        targets: Each (m, K, ...).
+        weights: (m, K).
+    """
+    leaves, structure = tree_flatten(outputs)
+    tensors = list(filter(torch.is_tensor, leaves))
+
+    def of_row(*parts: torch.Tensor) -> torch.Tensor:
+        own = iter(parts[: len(tensors)])
+        row = tree_unflatten([next(own) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure)
+        return one_loss(loss_fn, row, parts[len(tensors) :])
+
+    losses = vmap(of_row)(*tensors, *(target.flatten(0, 1).unsqueeze(1) for target in targets))
+    return (at_least_float32(losses).view_as(weights) * weights).sum(1)
+
+
+def one_loss(loss_fn: Loss, outputs: Any, targets: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The loss of one row, of shape ().
+
+    Raises:
+        InputError: If the loss gives another number of values than one.
+    """
+    loss = loss_fn(outputs, *targets)
+    if not isinstance(loss, torch.Tensor) or loss.shape not in ((), (1,)):
+        shape = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise InputError(
+            f"loss_fn gave {shape} for one row, not its loss, of shape () or (1,). It is called with one row at a time."
+        )
+    return loss.reshape(())

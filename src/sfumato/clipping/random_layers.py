@@ -10,7 +10,7 @@ threads and the engine. They need not be secret: any fixed numbers keep one imag
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,10 +18,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sfumato.errors import InputError
-from sfumato.torch_internals import TorchDispatchMode
+from sfumato.torch_internals import TorchDispatchMode, arguments_of
 
 _UNIT = 2.0**-24
 _NARROW = (torch.float32, torch.bfloat16, torch.float16)
+# Of PyTorch's operations, at the level where dropout, stochastic depth and attention have been taken apart; some end
+# in "_", "_like" or "_functional".
+_KINDS = ("bernoulli", "uniform", "normal", "exponential", "rand", "randn", "randint", "native_dropout")
 _MORE = (
     "the model draws more random numbers than it did for made-up images: what it draws would "
     "depend on values or on the number of calls. Draw as many for each image at every call."
@@ -91,21 +94,48 @@ class KeyedDraws(TorchDispatchMode):
             out = func(*args, **(kwargs or {}))
             self.narrow |= isinstance(out, torch.Tensor) and out.dtype in _NARROW
             return out
-        schema = func._schema.arguments
-        given = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-        given |= dict(zip((argument.name for argument in schema), args, strict=False)) | (kwargs or {})
+        given = arguments_of(func, args, kwargs or {})
         if given.get("dropout_p") == 0 or given.get("train") is False or given.get("training") is False:
             return func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
+        kind = name.removesuffix("_").removesuffix("_like").removesuffix("_functional")
         dtype = given.get("dtype") or getattr(given.get("self"), "dtype", None) or torch.float32
-        if name not in _MAKERS or dtype.is_complex or "out" in given:
+        if kind not in _KINDS or dtype.is_complex or "out" in given:
             raise InputError(
-                f"the model draws random numbers by {name}, which cannot be drawn for each image "
-                "by itself. Use dropout, bernoulli, rand, randn, randint, normal_ or exponential_ "
-                "draws with one entry or more for each row."
+                f"the model draws random numbers by {name}, which cannot be drawn for each image by itself. Use "
+                "dropout, bernoulli, rand, randn, randint, normal_ or exponential_ draws with one entry or more for "
+                "each row."
             )
-        made = _MAKERS[name](self, given)
+        made = self._made(kind, given)
         return given["self"].copy_(made) if name.endswith("_") else made
+
+    def _made(self, kind: str, given: dict[str, Any]) -> Any:
+        """What an operation gives: a new tensor of a given size, or like what it takes."""
+        like = [given[name] for name in ("self", "input", "mean", "std") if isinstance(given.get(name), torch.Tensor)]
+        shape = torch.broadcast_shapes(*(tensor.shape for tensor in like)) if like else given["size"]
+        device = given.get("device") or (like[0].device if like else None)
+        default = torch.int64 if kind == "randint" else torch.get_default_dtype()
+        dtype = given.get("dtype") or (like[0].dtype if like else default)
+        if kind == "normal":
+            return (self.normal(shape, device) * given["std"] + given["mean"]).to(dtype)
+        if kind == "randn":
+            return self.normal(shape, device).to(dtype)
+        uniform = self.uniform(shape, device)
+        if kind == "native_dropout":
+            kept = 1 - given["p"]
+            mask = uniform < kept
+            return given["input"] * mask * (1 / kept if kept else 0.0), mask
+        if kind == "bernoulli":
+            return (uniform < given.get("p", given["self"])).to(dtype)
+        if kind == "uniform":
+            return (uniform * (given["to"] - given["from"]) + given["from"]).to(dtype)
+        if kind == "exponential":
+            return (-torch.log1p(-uniform) / given["lambd"]).to(dtype)
+        if kind == "randint":
+            low = given.get("low", 0)
+            return ((uniform.double() * (given["high"] - low)).floor() + low).to(dtype)
+        uniform = uniform.to(dtype)
+        return uniform.clamp(max=1 - torch.finfo(dtype).eps / 2)  # rounded to fewer digits, the largest would be one
 
     def uniform(self, shape: Sequence[int], device: torch.device | str | None) -> torch.Tensor:
         """Uniform in [0, 1), float32, in steps of 2^-24; each row's numbers are its own."""
@@ -119,10 +149,8 @@ class KeyedDraws(TorchDispatchMode):
         dim = 0 if rows == 1 or self.dims is None else self.dims[site]
         if rows > 1:
             if not own or own[dim] % rows:
-                raise InputError(
-                    f"the model draws random numbers of shape {tuple(shape)} for {rows} rows: "
-                    "whose they are does not show."
-                )
+                shown = f"random numbers of shape {tuple(shape)} for {rows} rows"
+                raise InputError(f"the model draws {shown}: whose they are does not show.")
             own[dim] //= rows
         flat = _words(seeds.reshape(-1, 2), site, math.prod(own))  # (groups * rows, numbers of one row)
         numbers = flat.view(groups, rows, *own).movedim(1, 1 + dim) if rows > 1 else flat.view(groups, *own)
@@ -154,17 +182,15 @@ def row_dims(single: Sequence[tuple[int, ...]], batch: Sequence[tuple[int, ...]]
     """
     if len(single) != len(batch):
         raise InputError(
-            "the number of random numbers that the model draws depends on its images or on how "
-            "many there are, so that one image would shift another's. Draw as many for each "
-            "image, whatever it shows."
+            "the number of random numbers that the model draws depends on its images or on how many there are, so that "
+            "one image would shift another's. Draw as many for each image, whatever it shows."
         )
     dims = []
     for one, many in zip(single, batch, strict=True):
         grown = [dim for dim, (size, larger) in enumerate(zip(one, many, strict=False)) if size != larger]
         if len(one) != len(many) or len(grown) != 1 or many[grown[0]] != rows * one[grown[0]]:
             raise InputError(
-                f"the model draws random numbers of shape {many} for {rows} rows: they belong to "
-                "the whole batch, not to single images. "
+                f"the model draws random numbers of shape {many} for {rows} rows: they belong to the whole batch. "
                 'Draw for each row (torchvision\'s StochasticDepth: mode="row"), or leave the layer out.'
             )
         dims.append(grown[0])
@@ -193,75 +219,3 @@ def _mix(word: torch.Tensor) -> torch.Tensor:
 def _signed(word: int) -> int:
     word &= 0xFFFFFFFF
     return word - 2**32 if word >= 2**31 else word
-
-
-def _bernoulli(draws: KeyedDraws, given: dict[str, Any]) -> torch.Tensor:
-    like = given["self"]
-    return (draws.uniform(like.shape, like.device) < given.get("p", like)).to(like.dtype)
-
-
-def _uniform(draws: KeyedDraws, given: dict[str, Any]) -> torch.Tensor:
-    like, low, high = given["self"], given["from"], given["to"]
-    return (draws.uniform(like.shape, like.device) * (high - low) + low).to(like.dtype)
-
-
-def _normal(draws: KeyedDraws, given: dict[str, Any]) -> torch.Tensor:
-    like = given["self"]
-    return (draws.normal(like.shape, like.device) * given["std"] + given["mean"]).to(like.dtype)
-
-
-def _normal_of(draws: KeyedDraws, given: dict[str, Any]) -> torch.Tensor:
-    """`torch.normal`: of tensors of means and deviations, of one of them, or of a shape."""
-    mean, std = given["mean"], given["std"]
-    tensors = [value for value in (mean, std) if isinstance(value, torch.Tensor)]
-    shape = torch.broadcast_shapes(*(value.shape for value in tensors)) if tensors else given["size"]
-    device = tensors[0].device if tensors else given["device"]
-    dtype = tensors[0].dtype if tensors else given.get("dtype") or torch.get_default_dtype()
-    return (draws.normal(shape, device) * std + mean).to(dtype)
-
-
-def _exponential(draws: KeyedDraws, given: dict[str, Any]) -> torch.Tensor:
-    like = given["self"]
-    return (-torch.log1p(-draws.uniform(like.shape, like.device)) / given["lambd"]).to(like.dtype)
-
-
-def _made(kind: str) -> Callable[[KeyedDraws, dict[str, Any]], torch.Tensor]:
-    """A new tensor of a given size, or like another."""
-
-    def make(draws: KeyedDraws, given: dict[str, Any]) -> torch.Tensor:
-        like = given.get("self")
-        shape = given["size"] if like is None else like.shape
-        device = given.get("device") or (None if like is None else like.device)
-        default = torch.int64 if kind == "integers" else torch.get_default_dtype()
-        dtype = given.get("dtype") or (default if like is None else like.dtype)
-        if kind == "normal":
-            return draws.normal(shape, device).to(dtype)
-        uniform = draws.uniform(shape, device)
-        if kind == "integers":
-            low = given.get("low", 0)
-            return ((uniform.double() * (given["high"] - low)).floor() + low).to(dtype)
-        uniform = uniform.to(dtype)
-        return uniform.clamp(max=1 - torch.finfo(dtype).eps / 2)  # rounded to fewer digits, the largest would be one
-
-    return make
-
-
-def _dropout(draws: KeyedDraws, given: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    value, kept = given["input"], 1 - given["p"]
-    mask = draws.uniform(value.shape, value.device) < kept
-    return value * mask * (1 / kept if kept else 0.0), mask
-
-
-# By the names of PyTorch's operations, at the level where dropout, stochastic depth and attention
-# have been taken apart.
-_MAKERS: dict[str, Callable[[KeyedDraws, dict[str, Any]], Any]] = {
-    **dict.fromkeys(("bernoulli", "bernoulli_"), _bernoulli),
-    **dict.fromkeys(("uniform", "uniform_"), _uniform),
-    **dict.fromkeys(("normal_functional", "normal_"), _normal),
-    "normal": _normal_of,
-    **dict.fromkeys(("exponential", "exponential_"), _exponential),
-    **dict.fromkeys(("rand", "rand_like"), _made("uniform")),
-    **dict.fromkeys(("randn", "randn_like"), _made("normal")),
-    **dict.fromkeys(("randint", "randint_like"), _made("integers")),
-    "native_dropout": _dropout,
-}

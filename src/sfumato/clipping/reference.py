@@ -3,22 +3,15 @@
 from typing import Any
 
 import torch
-from torch import nn
 
 from sfumato.clipping.clip import at_least_float32
-from sfumato.clipping.loss import example_losses
-from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss
+from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, example_losses
 from sfumato.clipping.random_layers import KeyedDraws
-from sfumato.clipping.speed import Speed
 from sfumato.torch_internals import tree_map
 
 
 class ReferenceEngine(Engine):
     """See `sfumato.clipping.protocol.Engine`."""
-
-    def __init__(self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, speed: Speed) -> None:
-        self.model, self._loss_fn = model, loss_fn
-        self.methods: dict[str, str] = {}
 
     def clipped_sum(self, coefficient: Coefficient, evaluated: Any, batch: Batch) -> ClippedGrad:
         """See `sfumato.clipping.protocol.Engine`."""
@@ -33,7 +26,7 @@ class ReferenceEngine(Engine):
                 own = tuple(target[i : i + 1, j : j + 1] for target in batch.targets)
                 with torch.enable_grad(), KeyedDraws(seeds):
                     outputs = tree_map(_as_row, self.model(view[None]))
-                    of_view = example_losses(self._loss_fn, outputs, own, batch.weights[i : i + 1, j : j + 1])[0]
+                    of_view = example_losses(self.loss_fn, outputs, own, batch.weights[i : i + 1, j : j + 1])[0]
                     found = torch.autograd.grad(of_view, list(named.values()), materialize_grads=True)
                 loss = loss + of_view.detach()
                 for gradient, of_parameter in zip(gradients, found, strict=True):

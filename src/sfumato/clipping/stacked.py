@@ -1,8 +1,13 @@
 """Clipped sums at many parameter sets side by side, in closed form: for small plain networks.
 
-`functional.clipped_sum` under `torch.func.vmap` does the same for every model, but holds each example's
+`func.clipped_sum` under `torch.func.vmap` does the same for every model, but holds each example's
 whole gradient in memory. Here that of a linear layer is never formed: it is the product of two vectors,
 so its norm is the product of theirs (Goodfellow 2015), and the sum is one matrix product.
+
+Columns and pooling of many small feature maps are several times as fast on a CPU as PyTorch's, which go through one
+pixel after another; these copy rows of pixels. Values and gradients are PyTorch's, of finite maps and gradients: up to
+the sign of a zero. Where a map or a gradient is not finite, which pixel gets what may differ; then the norm of that
+image's own gradient is not finite either.
 """
 
 import math
@@ -14,38 +19,21 @@ from torch import nn
 from torch.nn import functional as F
 
 from sfumato.clipping.clip import Clip, global_norms
-from sfumato.clipping.small_maps import columns_of, max_pool
 
-_PLAIN = (nn.ReLU, nn.Tanh)
-
-
-def is_stackable(model: nn.Module) -> bool:
-    """Whether `Stacked` takes the model: a sequence of plain layers, the first a convolution. Images must be
-    square.
-    """
-    if not isinstance(model, nn.Sequential) or not model or not isinstance(model[0], nn.Conv2d):
-        return False
-    return all(
-        _is_plain_convolution(layer)
-        if isinstance(layer, nn.Conv2d)
-        else layer.bias is not None
-        if isinstance(layer, nn.Linear)
-        else isinstance(layer, _PLAIN)
-        or (isinstance(layer, nn.MaxPool2d) and _is_square(layer.kernel_size, layer.stride, layer.padding))
-        or (isinstance(layer, nn.Flatten) and layer.start_dim == 1)
-        for layer in model
-    )
+# Of each layer with parameters: its number, its input, its output.
+_Site = tuple[int, torch.Tensor, torch.Tensor]
 
 
 class Stacked:
     """One architecture, for M parameter sets at once.
 
     Args:
-        model: `is_stackable`. Gives the formula; none of its parameters is read.
+        model: A convolution, then other plain layers, as `sfumato.models.lenet.LeNet`; maps are square. Gives the
+            formula; none of its parameters is read.
     """
 
     def __init__(self, model: nn.Sequential) -> None:
-        assert is_stackable(model)
+        assert {type(layer) for layer in model} <= {nn.Conv2d, nn.Linear, nn.MaxPool2d, nn.Flatten, nn.ReLU, nn.Tanh}
         self._layers: list[Any] = list(model)
 
     def columns(self, images: torch.Tensor) -> torch.Tensor:
@@ -78,7 +66,7 @@ class Stacked:
     ) -> dict[str, torch.Tensor]:
         """For each model, the sum of its examples' clipped gradients, divided by C: of sensitivity 1.
 
-        Guarantee: as `sfumato.clipping.functional.clipped_sum`: an example moves the sum by at most 1
+        Guarantee: as `sfumato.clipping.func.clipped_sum`: an example moves the sum by at most 1
         in L2 norm, up to float rounding, and one that is no real one, or whose loss or norm is not
         finite, contributes exactly zero.
 
@@ -102,70 +90,55 @@ class Stacked:
 
     def _forward(
         self, parameters: Mapping[str, torch.Tensor], columns: torch.Tensor
-    ) -> tuple[torch.Tensor, list["_Site"]]:
-        """(M, B, classes), and of each layer with parameters: its number, its input, its output."""
+    ) -> tuple[torch.Tensor, list[_Site]]:
+        """(M, B, classes), and the sites."""
         values, sites = columns, []
         for number, layer in enumerate(self._layers):
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 weight, bias = parameters[f"{number}.weight"], parameters[f"{number}.bias"]
+                inputs = values
                 if isinstance(layer, nn.Linear):
-                    inputs, outputs = values, torch.baddbmm(bias.unsqueeze(1), values, weight.mT)
+                    outputs = torch.baddbmm(bias.unsqueeze(1), inputs, weight.mT)
                 else:
-                    inputs = values  # (M, B, n, L)
                     if number:
                         inputs = columns_of(layer, values.flatten(0, 1)).unflatten(0, values.shape[:2])
                     outputs = (weight.flatten(2).unsqueeze(1) @ inputs).add_(bias[:, None, :, None])  # (M, B, O, L)
                 if not outputs.requires_grad:
                     outputs.requires_grad_()
                 sites.append((number, inputs.detach(), outputs))
-                values = outputs
-                if isinstance(layer, nn.Conv2d):
-                    side = math.isqrt(outputs.shape[3])
-                    values = outputs.unflatten(3, (side, side))
+                side = math.isqrt(outputs.shape[-1])
+                values = outputs.unflatten(3, (side, side)) if isinstance(layer, nn.Conv2d) else outputs
             elif isinstance(layer, nn.MaxPool2d):
                 values = max_pool(layer, values.flatten(0, 1)).unflatten(0, values.shape[:2])
-            elif isinstance(layer, nn.Flatten):
-                values = values.flatten(2)
             else:
-                values = layer(values)
+                values = values.flatten(2) if isinstance(layer, nn.Flatten) else layer(values)
         return values, sites
 
 
-_Site = tuple[int, torch.Tensor, torch.Tensor]
-
-
 def _sums(
-    sites: list[_Site],
-    grads: tuple[torch.Tensor, ...],
-    losses: torch.Tensor,
-    is_real: torch.Tensor,
-    clip: Clip,
+    sites: list[_Site], grads: tuple[torch.Tensor, ...], losses: torch.Tensor, is_real: torch.Tensor, clip: Clip
 ) -> dict[str, torch.Tensor]:
     """From the gradients of the layers' outputs to the clipped sums."""
     size = losses.numel()
-    # Of each layer: its inputs and gradients (linear), or each example's gradient of its weight and bias.
-    parts, norms = [], []
-    for (_, inputs, _), grad in zip(sites, grads, strict=True):
+    # Of each layer: its gradients and inputs (linear), or each example's gradient of its weight and bias.
+    parts, norms = {}, []
+    for (number, inputs, _), grad in zip(sites, grads, strict=True):
         if grad.ndim == 3:  # linear: (M, B, O)
+            parts[number] = grad, inputs
             norm = torch.linalg.vector_norm(grad, dim=2)
-            norms.append((norm * torch.linalg.vector_norm(inputs, dim=2)).view(size, 1))
-            norms.append(norm.view(size, 1))
-            parts.append((grad, inputs))
+            norms += [(norm * torch.linalg.vector_norm(inputs, dim=2)).view(size, 1), norm.view(size, 1)]
         else:
-            of_weight, of_bias = grad @ inputs.mT, grad.sum(3)  # (M, B, O, n), (M, B, O)
-            norms += [of_weight.view(size, -1), of_bias.view(size, -1)]
-            parts.append((of_weight, of_bias))
+            parts[number] = grad @ inputs.mT, grad.sum(3)  # (M, B, O, n), (M, B, O)
+            norms += [part.view(size, -1) for part in parts[number]]
     norm = global_norms(norms).view_as(losses)
     finite = norm.isfinite() & losses.isfinite()
     coefficients = torch.where(finite & is_real, clip(norm), 0.0)  # (M, B)
-    if not finite.all():  # a coefficient of zero does not silence what is not finite: 0 * NaN is NaN
-
-        def silenced(each: torch.Tensor) -> torch.Tensor:
-            return torch.where(finite.view(*finite.shape, *[1] * (each.ndim - 2)), each, 0.0)
-
-        parts = [(silenced(first), silenced(second)) for first, second in parts]
     found = {}
-    for (number, *_), (first, second) in zip(sites, parts, strict=True):
+    for number, (first, second) in parts.items():
+        if not finite.all():  # a coefficient of zero does not silence what is not finite: 0 * NaN is NaN
+            first, second = (
+                torch.where(finite[(..., *[None] * (each.ndim - 2))], each, 0.0) for each in (first, second)
+            )
         if first.ndim == 3:
             scaled = first * coefficients[..., None]
             found[f"{number}.weight"], found[f"{number}.bias"] = scaled.mT @ second, scaled.sum(1)
@@ -180,17 +153,62 @@ def _cross_entropy(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(outputs.flatten(0, 1), labels.flatten(), reduction="none").view_as(labels)
 
 
-def _is_plain_convolution(layer: nn.Conv2d) -> bool:
-    return (
-        layer.groups == 1
-        and layer.dilation == (1, 1)
-        and layer.padding_mode == "zeros"
-        and not isinstance(layer.padding, str)
-        and _is_square(layer.kernel_size, layer.stride, layer.padding)
-        and layer.bias is not None
-    )
+def columns_of(layer: nn.Conv2d, images: torch.Tensor) -> torch.Tensor:
+    """What a plain convolution multiplies: (N, C, H, W) -> (N, n, L), as `F.unfold`. The kernel fits into the image."""
+    return _Columns.apply(images, layer.kernel_size, layer.padding, layer.stride)
 
 
-def _is_square(*sizes: Any) -> bool:
-    """Then square maps stay square."""
-    return all(isinstance(size, int) or len(set(size)) == 1 for size in sizes)
+def max_pool(layer: nn.MaxPool2d, images: torch.Tensor) -> torch.Tensor:
+    """(N, C, H, W) -> (N, C, h, w), as the layer; where values of a window are equal, the first one has the gradient.
+    There is a window at least.
+    """
+    return _Halved.apply(images) if layer.extra_repr() == nn.MaxPool2d(2).extra_repr() else layer(images)
+
+
+class _Columns(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, images: torch.Tensor, kernel: Any, padding: Any, stride: Any) -> torch.Tensor:
+        ctx.of = images.shape[2:], kernel, padding, stride
+        padded = F.pad(images, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else images
+        number, channels, *sizes = padded.shape
+        counts = [(size - k) // s + 1 for size, k, s in zip(sizes, kernel, stride, strict=True)]
+        reached = [(count - 1) * s + 1 for count, s in zip(counts, stride, strict=True)]
+        # (N, C, k, k', h, w): for each place in the kernel, all pixels that it meets.
+        met = padded.unfold(2, reached[0], 1).unfold(3, reached[1], 1)[:, :, : kernel[0], : kernel[1]]
+        met = met[..., :: stride[0], :: stride[1]]
+        return met.reshape(number, channels * kernel[0] * kernel[1], counts[0] * counts[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        size, kernel, padding, stride = ctx.of
+        return F.fold(grads[0], size, kernel, padding=padding, stride=stride), None, None, None
+
+
+class _Halved(torch.autograd.Function):
+    """The largest of each two by two pixels."""
+
+    @staticmethod
+    def forward(ctx: Any, images: torch.Tensor) -> torch.Tensor:
+        one, two, three, four = _corners(images)
+        upper, lower = torch.maximum(one, two), torch.maximum(three, four)
+        ctx.shape = images.shape
+        ctx.save_for_backward(two > one, four > three, lower > upper)
+        return torch.maximum(upper, lower)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        is_two, is_four, is_lower = ctx.saved_tensors
+        is_even = not any(side % 2 for side in ctx.shape[2:])
+        found = grads[0].new_empty(ctx.shape) if is_even else grads[0].new_zeros(ctx.shape)
+        lower = grads[0] * is_lower
+        upper = grads[0] - lower
+        two, four = upper * is_two, lower * is_four
+        for corner, grad in zip(_corners(found), (upper - two, two, lower - four, four), strict=True):
+            corner.copy_(grad)
+        return found
+
+
+def _corners(maps: torch.Tensor) -> list[torch.Tensor]:
+    """Of each window of two by two pixels, the first, ..., the fourth; an odd last row or column has no window."""
+    height, width = (side // 2 * 2 for side in maps.shape[2:])
+    return [maps[:, :, row:height:2, column:width:2] for row in range(2) for column in range(2)]

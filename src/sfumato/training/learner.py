@@ -10,7 +10,7 @@ import torch
 from sfumato.clipping import GradFn, clipped_grad
 from sfumato.clipping.clip import refuse_missing_tf32
 from sfumato.clipping.microbatch import default_microbatch_size
-from sfumato.clipping.speed import Speed
+from sfumato.clipping.protocol import Speed
 from sfumato.data.examples import Dataset
 from sfumato.data.views import Views
 from sfumato.evaluation.objective import Objective

@@ -157,7 +157,7 @@ MORE: tuple[Fault, ...] = (
     _fault(
         "a norm that leaves out the bias",
         "influence",
-        "clipping.graph.norms_and_sums:NormsAndSums.norms",
+        "clipping.graph.weights:NormsAndSums.norms",
         "squares = [rows.square_norms()[0] for _, _, rows in self._small]",
         "squares = [0 * rows.square_norms()[0] for _, _, rows in self._small]",
     ),

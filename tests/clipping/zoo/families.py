@@ -121,20 +121,10 @@ TIMM = [
         32,
         "graph",
     ),
-    (
-        "nest",
-        override("nest_tiny", **nest),
-        32,
-        "graph",
-    ),
+    ("nest", override("nest_tiny", **nest), 32, "graph"),
     ("edgenext", fixed(override("edgenext_xx_small", **four, dims=(8, 16, 16, 32), heads=(2, 2, 2, 2))), 32, "graph"),
     ("mobilevit", fixed(create("mobilevit_xxs")), 32, "graph"),
-    (
-        "levit",
-        fixed(override("levit_128s", **levit)),
-        64,
-        "graph",
-    ),
+    ("levit", fixed(override("levit_128s", **levit)), 64, "graph"),
     (
         "visformer",
         fixed(override("visformer_tiny", img_size=64, init_channels=8, embed_dim=48, depth=(1, 1, 1), num_heads=3)),

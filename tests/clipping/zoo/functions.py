@@ -20,18 +20,6 @@ class Reversal(torch.autograd.Function):
         return -0.5 * grad
 
 
-class StraightThrough(torch.autograd.Function):
-    """Signs, gradients passed through."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.sign()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-
-
 class RightSquare(torch.autograd.Function):
     """x squared, with the right derivative."""
 
@@ -39,25 +27,6 @@ class RightSquare(torch.autograd.Function):
     def forward(ctx, x):
         ctx.save_for_backward(x)
         return x * x
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        return 2 * x * grad
-
-
-class RightForFunc(torch.autograd.Function):
-    """The same as torch.func wants it: a context of its own, and a rule for vmap."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x):
-        return x * x
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx, grad):
@@ -132,36 +101,6 @@ class Unrecorded(nn.Module):
         return x * scale
 
 
-class ConstantUnrecorded(nn.Module):
-    """A constant made without recording."""
-
-    def __init__(self, by):
-        super().__init__()
-        self.by = by
-
-    def forward(self, x):
-        if self.by == "detach":
-            return x * torch.linspace(0, 1, 4).detach()
-        with torch.no_grad():
-            scale = torch.linspace(0, 1, 4)
-        return x * scale
-
-
-class OfItsGradient(nn.Module):
-    """Adds the gradient of an energy with respect to its input, as an energy-based layer does."""
-
-    def __init__(self):
-        super().__init__()
-        self.energy = nn.Conv2d(6, 6, 1)
-
-    def forward(self, x):
-        with torch.enable_grad():
-            if not x.requires_grad:
-                x = x.detach().requires_grad_()
-            (grad,) = torch.autograd.grad(self.energy(x).tanh().square().sum(), x, create_graph=True)
-        return x - 0.1 * grad
-
-
 class Recurrent(nn.Module):
     """A recurrent layer over tokens, which neither torch.func nor a rule can take."""
 
@@ -188,7 +127,6 @@ def scaled_without_record(x):
 
 ENTRIES = [
     Entry("reversal", "gradient reversal", lambda: net(Reversal.apply)),
-    Entry("straight_through", "signs with gradients passed through", lambda: net(StraightThrough.apply)),
     Entry(
         "straight_through_by_detach",
         "rounding with gradients passed through",
@@ -197,20 +135,11 @@ ENTRIES = [
     ),
     Entry("binary_weight", "binary weights, gradients passed through", lambda: net(BinaryWeight()), harmless=True),
     Entry("right_function", "a custom function, rightly derived", lambda: net(RightSquare.apply), harmless=True),
-    Entry("right_function_for_func", "the same with a rule for vmap", lambda: net(RightForFunc.apply), harmless=True),
     Entry("mixes_under_vmap", "a rule for vmap that mixes rows", lambda: net(VmapRuleThatMixes.apply)),
     Entry("mixes_backward", "a gradient without the batch's mean", lambda: net(MixesBackward.apply)),
     Entry("no_grad_scale", "a scale of data without record", lambda: net(Unrecorded("no_grad"))),
     Entry("no_grad_mean", "a mean of each image without record", lambda: net(scaled_without_record)),
-    Entry(
-        "detached_constant",
-        "a constant, detached",
-        lambda: net(ConstantUnrecorded("detach")),
-        harmless=True,
-        graph=True,
-    ),
     Entry("recurrent_over_tokens", "a recurrent layer over tokens", lambda: TokenNet(Recurrent())),
     Entry("weight_detached", "a weight used twice, once detached", unrecorded_weight, harmless=True),
     Entry("checkpoint", "a checkpointed block", lambda: net(Checkpointed(False)), harmless=True),
-    Entry("of_its_gradient", "adds a gradient of its own", lambda: net(OfItsGradient())),
 ]

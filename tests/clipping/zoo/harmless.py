@@ -53,30 +53,6 @@ class Windows(nn.Module):
         return windows.permute(0, 5, 1, 3, 2, 4).reshape(rows, channels, height, width)
 
 
-class SqueezeExcite(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.down, self.up = nn.Conv2d(6, 2, 1), nn.Conv2d(2, 6, 1)
-
-    def forward(self, x):
-        return x * self.up(F.silu(self.down(x.mean((2, 3), keepdim=True)))).sigmoid()
-
-
-class OverTokens(nn.Module):
-    """A loop over tokens with their numbers."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x):
-        state, states = torch.zeros_like(x[:, 0]), []
-        for number, token in enumerate(x.unbind(1)):
-            state = torch.tanh(self.layer(token) + state * (1 + 0.1 * number))
-            states.append(state)
-        return torch.stack(states, 1)
-
-
 class FrozenNorm(nn.BatchNorm2d):
     """Batch norm of fixed statistics."""
 
@@ -120,13 +96,6 @@ class Levels(nn.Module):
         return x + self.table((x[:, 0].clamp(-1, 1) * 3.5 + 3.5).round().long()).movedim(-1, 1)
 
 
-class CountsPixels(nn.Module):
-    """Divides by the number of an image's own bright pixels."""
-
-    def forward(self, x):
-        return x / (1 + (x > 0.5).sum((1, 2, 3), keepdim=True))
-
-
 class Causal(nn.Module):
     """A mask of tokens made at the first call and kept."""
 
@@ -161,12 +130,6 @@ def filled(x):
     return out
 
 
-def masked(x):
-    x = x.clone()
-    x[x > 2] = 2.0
-    return x
-
-
 def entry(name, says, factory, graph=True):
     return Entry(name, says, factory, harmless=True, graph=graph)
 
@@ -184,8 +147,6 @@ ENTRIES = [
     entry("token_positions_trained", "a trainable code along tokens", lambda: TokenNet(TokenPositions(True))),
     entry("class_token", "a class token and attention", lambda: TokenNet(ClassToken())),
     entry("windows", "windows folded into rows", lambda: net(Windows())),
-    entry("squeeze_excite", "squeeze and excitation", lambda: net(SqueezeExcite())),
-    entry("loop_over_tokens", "a loop over tokens with their numbers", lambda: TokenNet(OverTokens())),
     entry(
         "transformer_layer",
         "PyTorch's transformer layer",
@@ -201,7 +162,6 @@ ENTRIES = [
     entry("low_rank", "low rank beside a frozen layer", lambda: net(LowRank())),
     entry("twice", "a layer used twice, its weight tied and transposed", lambda: TokenNet(Twice())),
     entry("levels", "an embedding of pixels' levels", lambda: net(first=Levels())),
-    entry("counts_pixels", "divides by the number of bright pixels", lambda: net(first=CountsPixels())),
     entry("relu_in_place", "an activation in place", lambda: net(nn.ReLU(inplace=True))),
     entry(
         "filled",
@@ -209,28 +169,12 @@ ENTRIES = [
         lambda: net(filled),
         graph=False,
     ),
-    entry("masked", "writes where values are large", lambda: net(masked), graph=False),
     entry("flipped_image", "flips every image, and rolls it", lambda: net(lambda x: x.flip(-1) + x.roll(1, 2))),
-    entry(
-        "pixel_grid",
-        "a grid of coordinates as further channels",
-        lambda: net(lambda x: x + torch.linspace(-1, 1, 4) + torch.arange(4.0)[:, None]),
-    ),
     entry(
         "length_in_view",
         "a view by len(x)",
         lambda: net(lambda x: x.reshape(len(x), 6, 16).tanh().reshape(len(x), 6, 4, 4)),
         graph=False,
     ),
-    entry(
-        "size_in_view",
-        "a view by x.size(0)",
-        lambda: net(lambda x: x.reshape(x.size(0), 6, 16).tanh().reshape(x.size(0), 6, 4, 4)),
-    ),
     entry("no_dropout", "dropout of nothing", lambda: net(nn.Dropout(0.0))),
-    entry(
-        "normalized_images",
-        "each image less its own mean, over its own deviation",
-        lambda: net(first=lambda x: (x - x.mean((1, 2, 3), True)) / (x.std((1, 2, 3), keepdim=True) + 0.1)),
-    ),
 ]

@@ -65,10 +65,6 @@ def doubles(grad):
     return 2 * grad
 
 
-def takes_mean_off(grad):
-    return grad - grad.mean(0)
-
-
 def accumulated(change):
     """A hook after a parameter's gradient was accumulated."""
 
@@ -99,22 +95,10 @@ ENTRIES = [
         graph=True,
     ),
     Entry(
-        "looks_at_parameter",
-        "a parameter hook that does nothing",
-        lambda: on_parameter("register_hook", nothing),
-        harmless=True,
-        graph=True,
-    ),
-    Entry(
         "hook_on_frozen",
         "a hook that doubles the gradient of a frozen parameter",
         lambda: on_parameter("register_hook", doubles, frozen=True),
         harmless=True,
-    ),
-    Entry(
-        "doubles_input",
-        "a forward pre hook that doubles",
-        lambda: hooked("register_forward_pre_hook", lambda module, args: (2 * args[0],)),
     ),
     Entry(
         "doubles_output",
@@ -122,32 +106,16 @@ ENTRIES = [
         lambda: hooked("register_forward_hook", lambda module, args, output: 2 * output),
     ),
     Entry(
-        "mixes_output",
-        "a forward hook that mixes rows",
-        lambda: hooked("register_forward_hook", lambda module, args, output: output - output.mean(0)),
-    ),
-    Entry(
-        "doubles_gradient_of_input",
-        "a full backward hook that doubles",
-        lambda: hooked("register_full_backward_hook", lambda module, grads, of_output: (2 * grads[0],)),
-    ),
-    Entry(
         "doubles_gradient_of_output",
         "a full backward pre hook that doubles",
         lambda: hooked("register_full_backward_pre_hook", lambda module, grads: (2 * grads[0],)),
     ),
     Entry("doubles_tensor", "a tensor hook that doubles", lambda: on_tensor(doubles)),
-    Entry("mixes_tensor", "a tensor hook that takes the batch's mean off", lambda: on_tensor(takes_mean_off)),
     Entry("doubles_parameter", "a parameter hook that doubles", lambda: on_parameter("register_hook", doubles)),
     Entry(
         "little_parameter",
         "a parameter hook that adds a thousandth",
         lambda: on_parameter("register_hook", lambda grad: 1.001 * grad),
-    ),
-    Entry(
-        "masks_parameter",
-        "a parameter hook that keeps half",
-        lambda: on_parameter("register_hook", lambda grad: grad * (torch.arange(6) % 2).view(6, 1, 1, 1)),
     ),
     Entry(
         "doubles_accumulated",

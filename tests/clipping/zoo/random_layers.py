@@ -54,16 +54,6 @@ class AttentionModule(nn.Module):
         return x + self.attention(x, x, x, need_weights=False)[0]
 
 
-class AttentionFunction(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.qkv = nn.Linear(8, 24)
-
-    def forward(self, x):
-        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
-        return x + F.scaled_dot_product_attention(q, k, v, dropout_p=0.3).transpose(1, 2).flatten(2)
-
-
 class DropConnect(nn.Module):
     """Drops weights, the same for the whole batch."""
 
@@ -73,15 +63,6 @@ class DropConnect(nn.Module):
 
     def forward(self, x):
         return F.conv2d(x, F.dropout(self.layer.weight, 0.3), self.layer.bias)
-
-
-class OwnGenerator(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.generator = torch.Generator().manual_seed(3)
-
-    def forward(self, x):
-        return x + 0.1 * torch.randn(x.shape, generator=self.generator)
 
 
 class Windows(nn.Module):
@@ -99,14 +80,6 @@ class Checkpointed(nn.Module):
 
     def forward(self, x):
         return checkpoint(self.block, x, use_reentrant=self.use_reentrant)
-
-
-class DropBlock(nn.Module):
-    """Drops blocks of pixels."""
-
-    def forward(self, x):
-        seeds = (torch.rand(x.shape[0], 1, *x.shape[2:]) < 0.1).float()
-        return x * (1 - F.max_pool2d(seeds, 3, stride=1, padding=1))
 
 
 class PatchDropout(nn.Module):
@@ -132,14 +105,6 @@ class Sampled(nn.Module):
 def by_value(x):
     """How often it draws depends on values."""
     return x + torch.rand(x.shape) if x.abs().max() > 5 else x
-
-
-def for_large_pixels(x):
-    """As many draws as there are large values."""
-    x = x.clone()
-    large = x > 1
-    x[large] = torch.rand(int(large.sum()))
-    return x
 
 
 def mixes_pairs(x):
@@ -171,23 +136,18 @@ def other(name, says, factory):
 
 ENTRIES = [
     drawn("dropout", "dropout", lambda: net(nn.Dropout(0.3))),
-    drawn("dropout_of_logits", "dropout of the output", lambda: nn.Sequential(net(), nn.Dropout(0.3))),
-    drawn("dropout_2d", "dropout of channels", lambda: net(nn.Dropout2d(0.3))),
     drawn("dropout_of_windows", "dropout of windows folded into rows", lambda: net(Windows())),
     other("dropout_checkpointed", "dropout in a checkpointed block", lambda: net(Checkpointed(False))),
     drawn("stochastic_depth", "a branch left out for some rows", lambda: net(StochasticDepth())),
     drawn("stochastic_depth_torchvision", "torchvision's, for each row", lambda: torchvision_depth("row")),
-    drawn("drop_block", "blocks of pixels dropped", lambda: net(DropBlock())),
     drawn("patch_dropout", "half of the tokens, in an order drawn for each row", lambda: TokenNet(PatchDropout())),
     drawn("attention_module", "dropout in PyTorch's attention module", lambda: TokenNet(AttentionModule())),
-    drawn("attention_function", "dropout in PyTorch's attention function", lambda: TokenNet(AttentionFunction())),
     drawn(
         "transformer_layer_dropout",
         "PyTorch's transformer layer with dropout",
         lambda: TokenNet(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)),
     ),
     drawn("noise", "Gaussian noise by randn_like", lambda: net(Layer(lambda x: x + 0.1 * torch.randn_like(x)))),
-    drawn("uniform", "rand_like", lambda: net(lambda x: x * torch.rand_like(x))),
     drawn(
         "bernoulli_of_input",
         "drawn with probabilities from the input",
@@ -204,15 +164,8 @@ ENTRIES = [
     ),
     other("stochastic_depth_batch", "torchvision's, for the whole batch", lambda: torchvision_depth("batch")),
     other("drop_block_timm", "timm's blocks of pixels", lambda: timm_drop_block(False)),
-    other(
-        "noise_of_the_batch",
-        "one noise image for the whole batch",
-        lambda: net(lambda x: x + 0.1 * torch.randn(x.shape[1:])),
-    ),
     other("mixup", "rows mixed with others by a random permutation", lambda: net(mixes_pairs)),
     other("draws_by_value", "draws where values are large", lambda: net(by_value)),
-    other("draws_for_large", "as many draws as there are large values", lambda: net(for_large_pixels)),
-    other("own_generator", "a generator of its own", lambda: net(OwnGenerator())),
     other(
         "numpy_noise",
         "NumPy's random numbers",

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.clipping.zoo.entry import Do, Entry, TokenNet, net, places
+from tests.clipping.zoo.entry import Entry, TokenNet, net, places
 
 
 class TutorialPositions(nn.Module):
@@ -29,22 +29,9 @@ class TableByRow(nn.Module):
         return x + self.table(torch.arange(x.shape[0]) % 3)[:, :, None, None]
 
 
-def doubles_every_second(x):
-    return x * (1 + places(x) % 2)
-
-
 def halves(x):
     parts = x.chunk(2)
     return torch.cat([parts[0], *(3 * part for part in parts[1:])])
-
-
-def by_index_select(x):
-    odd = torch.arange(1, x.shape[0], 2)
-    return x.index_add(0, odd, x.index_select(0, odd))
-
-
-def counted_by_ones(x):
-    return x + 0.3 * torch.ones(x.shape[0], 1, 1, 1).cumsum(0)
 
 
 def pairs_with_a_code(x):
@@ -64,26 +51,13 @@ def shifted_by_one(x):
 
 ENTRIES = [
     Entry("arange", "adds the row's number", lambda: net(lambda x: x + 0.3 * places(x))),
-    Entry(
-        "arange_of_outputs",
-        "multiplies logits by the row's number",
-        lambda: nn.Sequential(net(), Do(lambda y: y * (1 + places(y)))),
-    ),
     Entry("tutorial_positions", "positional encoding indexed by row", lambda: TokenNet(TutorialPositions())),
     Entry("table_by_row", "a trainable code by the row's number modulo 3", lambda: net(TableByRow())),
-    Entry("doubles_every_second", "doubles every second row", lambda: net(doubles_every_second)),
     Entry("halves", "the second half three times as large, by chunk", lambda: net(halves)),
-    Entry("index_select", "every second row doubled, by index_select and index_add", lambda: net(by_index_select)),
     Entry("roll", "every row gets the one before it", lambda: net(lambda x: x + 0.5 * x.roll(1, 0))),
-    Entry("counted_by_ones", "numbers rows by a cumulated sum of ones", lambda: net(counted_by_ones)),
     Entry("pairs", "rows two by two, the second of each doubled", lambda: net(pairs_with_a_code)),
     Entry("folded", "the same by a view that fails for odd numbers of rows", lambda: net(folded_with_a_code)),
     Entry("sorted_rows", "sorts along rows", lambda: net(lambda x: x.sort(dim=0)[0])),
     Entry("one_over_rows", "divides by the number of rows", lambda: net(lambda x: x / x.shape[0])),
-    Entry(
-        "more_than_four",
-        "negates where there are more than four rows",
-        lambda: net(lambda x: -x if x.shape[0] > 4 else x),
-    ),
     Entry("shifted_by_one", "adds the row before, by padding", lambda: net(shifted_by_one)),
 ]

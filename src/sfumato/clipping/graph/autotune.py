@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import torch
 
-from sfumato.clipping.graph.rules import GHOSTS, METHODS, SiteRecord
+from sfumato.clipping.graph.rules import GHOSTS, METHODS
+from sfumato.clipping.graph.rules.site import SiteRecord
 from sfumato.clipping.graph.weights import Weights
 from sfumato.clipping.protocol import is_out_of_memory
 

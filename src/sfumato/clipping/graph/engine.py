@@ -14,14 +14,12 @@ from torch import nn
 
 from sfumato.clipping.graph.autotune import TRIAL_SECONDS, seconds
 from sfumato.clipping.graph.compile import Tensors, compiled
-from sfumato.clipping.graph.export import module_path
-from sfumato.clipping.graph.norms_and_sums import NormsAndSums, unshared
+from sfumato.clipping.graph.export import trace
 from sfumato.clipping.graph.passes import MEMORY_FORMATS, Passes
+from sfumato.clipping.graph.rows import module_path
 from sfumato.clipping.graph.rules import GHOSTS
-from sfumato.clipping.graph.sites import trace
-from sfumato.clipping.graph.weights import Weights, evaluate_weights
-from sfumato.clipping.protocol import Batch, ClippedGrad, Coefficient, Engine, Loss
-from sfumato.clipping.speed import LOW_PRECISIONS, Speed
+from sfumato.clipping.graph.weights import NormsAndSums, Weights, evaluate_weights, unshared
+from sfumato.clipping.protocol import LOW_PRECISIONS, Batch, ClippedGrad, Coefficient, Engine, Loss, Speed
 
 # So often each memory format is timed.
 _TRIAL_ROUNDS = 3
@@ -73,11 +71,8 @@ class GraphEngine(Engine):
         # Ghost norms do not add up over sites, and pulling back needs rows, or moments where
         # there is a closed form.
         ghosts: dict[str, tuple[str, ...]] = {"parameter": tuple(GHOSTS), "standardized": ("conv_ghost",)}
-        ghosts_of = {
-            weight: ghosts.get(group.kind, ()) if num_sites[weight] == 1 else ()
-            for group in self.traced.groups
-            for weight in group.weights
-        }
+        self._kinds = {weight: group.kind for group in self.traced.groups for weight in group.weights}
+        ghosts_of = {name: ghosts.get(kind, ()) if num_sites[name] == 1 else () for name, kind in self._kinds.items()}
         self._passes = Passes(self.traced, loss_fn, ghosts_of, given, LOW_PRECISIONS[speed.precision])
         self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._compiles = speed.compile
@@ -90,23 +85,17 @@ class GraphEngine(Engine):
 
     def site_reports(self) -> list[SiteReport]:
         """Every place where a weight meets images, in the order of the forward pass."""
-        group_of = {weight: group for group in self.traced.groups for weight in group.weights}
-        return [
-            SiteReport(
-                module=module_path(site.node),
-                operation=site.operation,
-                argument=argument,
-                parameters=self.traced.capture.sources[weight],
-                kind=group_of[weight].kind,
-                method=self.methods.get(f"{site.name}.{argument}", "per_row"),
-            )
-            for site in self.traced.sites.values()
-            for argument, weight in site.weight_of.items()
-        ]
+        reports = []
+        for site in self.traced.sites.values():
+            for argument, weight in site.weight_of.items():
+                method = self.methods.get(f"{site.name}.{argument}", "per_row")
+                of_weight = self.traced.sources[weight], self._kinds[weight], method
+                reports.append(SiteReport(module_path(site.node), site.operation, argument, *of_weight))
+        return reports
 
     def evaluate(self) -> Weights:
         """See `sfumato.clipping.protocol.Engine`."""
-        return evaluate_weights(self.traced, self.traced.capture.state(self.model))
+        return evaluate_weights(self.traced, self.traced.state(self.model))
 
     def clipped_sum(self, coefficient: Coefficient, evaluated: Weights, batch: Batch) -> ClippedGrad:
         """See `sfumato.clipping.protocol.Engine`."""
@@ -131,7 +120,7 @@ class GraphEngine(Engine):
         """The same. The weights stay outside the graph unless autograd's record of them is needed in it."""
         weights_of: Callable[[Any], Weights]
         if any(group.kind == "general" for group in self.traced.groups):
-            state = self.traced.capture.state(self.model)
+            state = self.traced.state(self.model)
             tensors = list(state.values())
             weights_of = lambda tensors: evaluate_weights(self.traced, dict(zip(state, tensors, strict=True)))  # noqa: E731
         elif weights.need_record:  # a closed form no longer holds

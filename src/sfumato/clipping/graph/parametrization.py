@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from sfumato.clipping.clip import global_norms, roundings, unit
-from sfumato.clipping.graph.rules import Moments
+from sfumato.clipping.graph.rules.site import Moments
 
 # Largest relative deviation of J from the closed form, in float64.
 _AGREEMENT = 1e-9
@@ -44,17 +44,13 @@ def group_weights(sources: dict[str, tuple[str, ...]]) -> list[tuple[tuple[str, 
     """Connected components of (weights, parameters), in order of their first weight."""
     groups: list[tuple[list[str], set[str]]] = []
     for weight, parameters in sources.items():
-        merged: tuple[list[str], set[str]] = ([weight], set(parameters))
-        apart = []
-        for group in groups:
-            if group[1] & merged[1]:
-                merged = (group[0] + merged[0], group[1] | merged[1])
-            else:
-                apart.append(group)
-        groups = [*apart, merged]
+        joined = [group for group in reversed(groups) if group[1] & set(parameters)]
+        groups = [group for group in groups if group not in joined]
+        names = [name for group in joined for name in group[0]]
+        groups.append(([*names, weight], set(parameters).union(*(group[1] for group in joined))))
     order = list(sources)
-    sorted_groups = sorted(groups, key=lambda group: min(order.index(weight) for weight in group[0]))
-    return [(tuple(weights), tuple(sorted(parameters))) for weights, parameters in sorted_groups]
+    groups.sort(key=lambda group: min(map(order.index, group[0])))
+    return [(tuple(weights), tuple(sorted(parameters))) for weights, parameters in groups]
 
 
 def pull_back(
@@ -66,9 +62,7 @@ def pull_back(
     )
     rows = (len(gradients[0]),) if batched else ()
     return [
-        torch.zeros(*rows, *parameter.shape, dtype=parameter.dtype, device=parameter.device)
-        if gradient is None
-        else gradient
+        parameter.new_zeros((*rows, *parameter.shape)) if gradient is None else gradient
         for gradient, parameter in zip(pulled, parameters, strict=True)
     ]
 
@@ -114,32 +108,22 @@ class Standardized(NamedTuple):
         rows = [gradient.flatten(1) for gradient in gradients]
         along = _vecdots(rows, self.along)
         shares = (self.scale, along * (self.scale_along - self.scale), along / self.length)
+        scales, added, lengths = (share.split(self.channels) for share in shares)
         pulled = []
-        for part, direction, gains, main, (scale, added, length) in zip(
-            rows,
-            self.along,
-            self.gains,
-            self.main,
-            zip(*(share.split(self.channels) for share in shares), strict=True),
-            strict=True,
-        ):
-            own = [gain * length for gain in gains]
-            across = (part - part.mean(1, keepdim=True)) * scale[:, None]
-            own.insert(main, across.addcmul_(direction, added[:, None]))
+        for i, part in enumerate(rows):
+            across = (part - part.mean(1, keepdim=True)) * scales[i][:, None]
+            own = [gain * lengths[i] for gain in self.gains[i]]
+            own.insert(self.main[i], across.addcmul_(self.along[i], added[i][:, None]))
             pulled.append(own)
         return pulled
 
     def square_norms(self, moments: list[Moments]) -> tuple[torch.Tensor, torch.Tensor]:
         """(m,) squares of the norms of all J' g_i together, and bounds on their rounding errors."""
-        squares, plain, along = (
-            torch.cat([getattr(part, name) for part in moments], 1) for name in ("squares", "plain", "along")
+        squares, plain, along, of_squares, of_plain, of_along = (
+            torch.cat(parts, 1) for parts in zip(*moments, strict=True)
         )
-        of_squares, of_plain, of_along = (
-            torch.cat(parts, 1) for parts in zip(*(part.errors for part in moments), strict=True)
-        )
-        scale, factor, fan_in = (
-            own.to(squares.dtype) for own in (self.scale.square(), self._factors(), self.fan_in)
-        )  # (channels of all,)
+        known = self.scale.square(), self._factors(), self.fan_in  # (channels of all,) each
+        scale, factor, fan_in = (values.to(squares.dtype) for values in known)
         across = (squares - plain.square() / fan_in - along.square()).clamp(min=0)
         total = across @ scale + along.square() @ factor
         of_squares = of_squares + (2 * plain.abs() + of_plain) * of_plain / fan_in
@@ -150,16 +134,11 @@ class Standardized(NamedTuple):
 
     def _factors(self) -> torch.Tensor:
         """(channels of all,) the square of lambda, and of every gain's kappa, added up."""
-        return self.scale_along.square() + self._gain_squares()
-
-    def _gain_squares(self) -> torch.Tensor:
-        """(channels of all,) the sum over gains of kappa squared."""
         none = self.length.new_zeros(())
-        squares = [
-            sum((gain.square() for gain in own), none.expand(channels))
-            for own, channels in zip(self.gains, self.channels, strict=True)
-        ]
-        return torch.cat(squares) / self.length.square()
+        squares = []
+        for own, channels in zip(self.gains, self.channels, strict=True):
+            squares.append(sum((gain.square() for gain in own), none.expand(channels)))
+        return self.scale_along.square() + torch.cat(squares) / self.length.square()
 
 
 def standardized(
@@ -175,25 +154,18 @@ def standardized(
     Returns:
         The form, and (weights,), whether J has it.
     """
-    main = [
-        next(i for i, parameter in enumerate(own) if parameter.shape == weight.shape)
-        for weight, own in zip(weights, parameters, strict=True)
-    ]
-    rows = [
-        own[which].detach().flatten(1) for which, own in zip(main, parameters, strict=True)
-    ]  # each (channels, fan-in)
-    directions, channels = [], [len(part) for part in rows]
-    for part in rows:
-        centred = part - part.mean(1, keepdim=True)
+    main, rows, directions = [], [], []
+    for weight, own in zip(weights, parameters, strict=True):
+        main.append(next(i for i, parameter in enumerate(own) if parameter.shape == weight.shape))
+        rows.append(own[main[-1]].detach().flatten(1))  # (channels, fan-in)
+        centred = rows[-1] - rows[-1].mean(1, keepdim=True)
         centred -= centred.mean(1, keepdim=True)  # a mean that is large beside the rest leaves one behind
         length = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
-        directions.append(
-            centred.div_(length.clamp_(min=torch.finfo(length.dtype).tiny))
-        )  # of a constant channel: zero
+        smallest = torch.finfo(length.dtype).tiny  # then the direction of a constant channel is zero
+        directions.append(centred.div_(length.clamp_(min=smallest)))
+    channels = [len(part) for part in rows]
     # One pull-back of z + c u, with z fixed, random, of mean zero, and c as large as z's length.
-    fixed, square, fan_in = _directions(
-        tuple((part.shape[0], part.shape[1]) for part in rows), rows[0].dtype, rows[0].device
-    )
+    fixed, square, fan_in = _directions(tuple(part.shape for part in rows), rows[0].dtype, rows[0].device)
     added = square.sqrt()
     gradients = [
         torch.addcmul(direction, along, size[:, None]).view_as(weight)
@@ -223,7 +195,7 @@ def _vecdots(left: list[torch.Tensor], right: list[torch.Tensor]) -> torch.Tenso
 
 @functools.cache
 def _directions(
-    shapes: tuple[tuple[int, int], ...], dtype: torch.dtype, device: torch.device
+    shapes: tuple[torch.Size, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
     """Fixed random rows of mean zero for each weight; for each row of all, the square of its length
     and how long it is.
@@ -238,14 +210,10 @@ def _directions(
 
 def is_standardized(weight: torch.Tensor, parameters: list[torch.Tensor]) -> bool:
     """Whether the closed form holds, tried on a random gradient. Tensors in float64."""
-    same = [parameter for parameter in parameters if parameter.shape == weight.shape]
+    if weight.ndim < 2 or weight[0].numel() < 3:
+        return False
     others = [parameter for parameter in parameters if parameter.shape != weight.shape]
-    if (
-        weight.ndim < 2
-        or len(same) != 1
-        or weight[0].numel() < 3
-        or any(parameter.numel() != len(weight) for parameter in others)
-    ):
+    if len(others) != len(parameters) - 1 or any(parameter.numel() != len(weight) for parameter in others):
         return False
     closed, _ = standardized([weight], [parameters])
     generator = torch.Generator().manual_seed(_DIRECTIONS_SEED + 1)
@@ -263,7 +231,6 @@ def general_square_norms(
     """(m,) squares of norms after pulling every example's gradient back; rows are (m, *shape of a
     weight).
     """
-    pulled = pull_back(
-        weights, parameters, [row.to(weight.dtype) for row, weight in zip(rows, weights, strict=True)], batched=True
-    )
+    typed = [row.to(weight.dtype) for row, weight in zip(rows, weights, strict=True)]
+    pulled = pull_back(weights, parameters, typed, batched=True)
     return global_norms(part.reshape(len(part), -1) for part in pulled).square()

@@ -7,6 +7,7 @@ makes of it and of the operation's inputs that site's part of the per-example gr
 or as norms alone.
 """
 
+import dataclasses
 import functools
 from contextlib import nullcontext
 from typing import Any
@@ -16,59 +17,42 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from sfumato.clipping.graph.autotune import fastest
-from sfumato.clipping.graph.rules import (
-    GHOSTS,
-    METHODS,
-    MaterializedGrads,
-    PerExampleGrads,
-    SiteRecord,
-    candidates,
-    named_args,
-    normalization,
-    worth_trying,
-)
-from sfumato.clipping.graph.sites import Traced
+from sfumato.clipping.graph.export import Traced
+from sfumato.clipping.graph.rules import GHOSTS, METHODS, candidates, normalization, worth_trying
+from sfumato.clipping.graph.rules.site import MaterializedGrads, PerExampleGrads, SiteRecord, named_args
 from sfumato.clipping.graph.weights import Weights
-from sfumato.clipping.loss import example_losses
-from sfumato.clipping.protocol import Batch, Loss
+from sfumato.clipping.protocol import Batch, Loss, example_losses
 from sfumato.clipping.random_layers import KeyedDraws
 from sfumato.torch_internals import tree_map
 
 MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 # Operations that refuse tensors of two types.
 _PRODUCTS = tuple(
-    f"aten.{name}"
-    for name in ("linear", "conv", "matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "scaled_dot_product")
+    f"aten.{name}" for name in "linear conv matmul bmm mm addmm baddbmm einsum scaled_dot_product".split()
 )
 
 
+@dataclasses.dataclass
 class Passes:
     """Both passes of one model and loss, and by which methods each site is computed.
 
     Attributes:
-        methods: See `GraphEngine`.
-        settled: Those that were seen to fit their site.
-        examples: Of the largest microbatch so far, which memory must hold.
-
-    Args:
         ghosts: For each weight, the methods that write nothing out and may be used.
+        methods: See `GraphEngine`.
         low: The type that images and weights are rounded to where they meet, and all that follows
             up to the model's output; None: none. Parameters, derived weights, losses, norms,
             coefficients and sums stay in float32.
+        settled: Methods that were seen to fit their site.
+        examples: Of the largest microbatch so far, which memory must hold.
     """
 
-    def __init__(
-        self,
-        traced: Traced,
-        loss_fn: Loss,
-        ghosts: dict[str, tuple[str, ...]],
-        methods: dict[str, str],
-        low: torch.dtype | None,
-    ) -> None:
-        self.traced, self._loss_fn, self._ghosts, self._low = traced, loss_fn, ghosts, low
-        self.methods = methods
-        self.settled: set[str] = set()
-        self.examples = 0
+    traced: Traced
+    loss_fn: Loss
+    ghosts: dict[str, tuple[str, ...]]
+    methods: dict[str, str]
+    low: torch.dtype | None
+    settled: set[str] = dataclasses.field(default_factory=set)
+    examples: int = 0
 
     def forget(self, memory_format: str) -> None:
         """Leaves all methods open, but for the order of images in memory."""
@@ -85,7 +69,7 @@ class Passes:
         examples, views = batch.inputs.shape[:2]
         with torch.enable_grad():
             outputs = one.forward()
-            losses = example_losses(self._loss_fn, outputs, batch.targets, batch.weights)
+            losses = example_losses(self.loss_fn, outputs, batch.targets, batch.weights)
             leaves = [leaf for _, leaf in one.per_row] + one.firsts
             gradients = torch.autograd.grad(losses.sum(), leaves, allow_unused=True)
         one.firsts.clear()  # their hooks hold the pass, which holds them: neither would be freed at once
@@ -103,11 +87,8 @@ class Passes:
         """The name of the method for a site's weight, settled when it is first asked for."""
         key, weight = f"{record.site.name}.{argument}", record.site.weight_of[argument]
         if key not in self.settled:
-            names = [
-                name
-                for name in candidates(record, argument, self.examples)
-                if name not in GHOSTS or name in self._ghosts[weight]
-            ]
+            fitting = candidates(record, argument, self.examples)
+            names = [name for name in fitting if name not in GHOSTS or name in self.ghosts[weight]]
             # A method of another model's record could be silently wrong here.
             if self.methods.get(key) not in names:
                 names = worth_trying(names, record, argument)
@@ -122,42 +103,38 @@ class _Pass:
 
     def __init__(self, passes: Passes, weights: Weights, batch: Batch, measures: bool) -> None:
         self._passes, self._weights, self._batch, self._measures = passes, weights, batch, measures
-        self._low = passes._low if batch.weights.dtype != torch.float64 else None
+        self._low = passes.low if batch.weights.dtype != torch.float64 else None
         self.per_example_grads: dict[str, PerExampleGrads] = {}
         self.firsts: list[torch.Tensor] = []  # the first outputs that depend on a weight: the backward pass may stop
         self.per_row: list[tuple[str, torch.Tensor]] = []  # weights that every row has a copy of
 
     def forward(self) -> Any:
         """What the model returns, (rows, *shape for one row) each."""
-        capture, methods = self._passes.traced.capture, self._passes.methods
+        traced, methods = self._passes.traced, self._passes.methods
         values: dict[Node, Any] = {}
         for node, value in self._weights.shared.items():
             values[node] = self._lowered(value.detach() if isinstance(value, torch.Tensor) else value)
         rows = self._lowered(self._batch.inputs.flatten(0, 1))
         if "memory_format" in methods:
             rows = rows.contiguous(memory_format=MEMORY_FORMATS[methods["memory_format"]])
-        values[capture.input] = rows
-        kept = {*capture.outputs, *self._weights.shared}
-        for node, done in capture.data.last_uses.items():
+        values[traced.input] = rows
+        kept = {*traced.outputs, *self._weights.shared}
+        for node, done in traced.last_uses.items():
             args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = self._call(node, args, kwargs)
             del args, kwargs
             for other in done:  # no later operation takes it
                 if other not in kept:
                     del values[other]
-        for node, layout in self._passes.traced.outputs.items():
+        for node, layout in traced.outputs.items():
             output = values[node] if self._low is None else values[node].float()
             values[node] = layout.by_example(output, len(rows), 1)
-        return capture.output(values)
+        return traced.output(values)
 
     def add(self, weight: str, per_example: PerExampleGrads) -> None:
         """One more site's part of a weight's gradients."""
-        before = self.per_example_grads.setdefault(weight, per_example)
-        if before is not per_example:
-            assert isinstance(before, MaterializedGrads) and isinstance(
-                per_example, MaterializedGrads
-            )  # ghost norms do not add up
-            self.per_example_grads[weight] = before + per_example
+        before: Any = self.per_example_grads.get(weight)  # ghost norms do not add up
+        self.per_example_grads[weight] = per_example if before is None else before + per_example
 
     def _call(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One operation; at a site, its output's gradient is caught."""

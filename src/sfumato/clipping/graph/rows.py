@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from sfumato.torch_internals import OpOverload
+from sfumato.torch_internals import OpOverload, arguments_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Rows:
             return self._hand_on(node, [other for other in node.all_input_nodes if other in self._around])
         if not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
             return "is not one of PyTorch's operations"
-        given, name = _arguments(node), name_of(node)
+        given, name = arguments_of(node.target, node.args, node.kwargs), name_of(node)
         for argument, value in given.items():
             if argument not in _SHAPE_ARGUMENTS and any(_is_number_of_rows(entry) for entry in _entries(value)):
                 return "computes with the number of rows"
@@ -124,19 +124,16 @@ class Rows:
         data = [other for other in node.all_input_nodes if other in self._around and kind != "made"]
         if not data and not any(_row_dims(value) for value in _tensors(made)):
             return None  # made of a tensor's type and of constants: there are no rows in it
-        return self._refusal(node, kind, details, given, data) or self._hand_on(node, data)
+        return self._refusal(name, kind, details, given, data) or self._hand_on(node, data)
 
-    def _refusal(
-        self, node: Node, kind: str, details: list[Any], given: dict[str, Any], data: list[Node]
-    ) -> str | None:
+    def _refusal(self, name: str, kind: str, details: list[Any], given: dict[str, Any], data: list[Node]) -> str | None:
         """Why an operation of that kind does not compute each row by itself."""
-        name = name_of(node)
         if kind == "unknown":
             return "is not known to compute each row by itself"
         if kind == "last":
             return None if all(_row_dim(other) < _ndim(other) - details[0] for other in data) else _ALONG_ROWS
         if kind == "first":
-            image = node.all_input_nodes[0]
+            image = next(iter(given.values()))
             is_first = data == [image] and _row_dim(image) == 0 and details[0] in (None, _ndim(image) - 2)
             return "takes statistics of all rows" if given.get("training") else None if is_first else _ALONG_ROWS
         if kind == "pad":
@@ -145,10 +142,8 @@ class Rows:
             return None if given["weight"] not in self._around else "looks rows up in a table made of rows"
         if kind == "index":
             picks = [index for index in given["indices"] if index is not None]
-            is_plain = given["self"] in self._around and not any(index in self._around for index in picks)
-            is_plain = is_plain and not any(index.meta["val"].dtype == torch.bool for index in picks)
-            dim = _row_dim(given["self"]) if is_plain else 0
-            is_left = is_plain and (dim >= len(given["indices"]) or given["indices"][dim] is None)
+            meet = any(index in self._around or index.meta["val"].dtype == torch.bool for index in picks)
+            is_left = not meet and given["indices"][_row_dim(given["self"]) :][:1] in ([], [None])
             return None if is_left else "picks rows by their place"
         if kind == "einsum":
             return self._refusal_of_einsum(given)
@@ -168,8 +163,7 @@ class Rows:
         dims = [dim for entry in told for dim in _entries(entry)]
         if not dims or not all(isinstance(dim, int) for dim in dims):
             return "acts on all rows at once"
-        is_along = any(dim % _ndim(other) == _row_dim(other) for other in data for dim in dims)
-        return _ALONG_ROWS if is_along else None
+        return _ALONG_ROWS if any(dim % _ndim(other) == _row_dim(other) for other in data for dim in dims) else None
 
     def _refusal_of_einsum(self, given: dict[str, Any]) -> str | None:
         """The rows must bear one label in every operand that has them, and keep it."""
@@ -189,10 +183,10 @@ class Rows:
             dims = _row_dims(value)
             if len(dims) > 1 or any(not _is_multiple(value.shape[dim]) for dim in dims):
                 return "takes rows together in groups"
-            if not dims:
-                if data:
-                    return "makes one value of all rows"
+            if not dims and not data:
                 continue
+            if not dims:
+                return "makes one value of all rows"
             per_row = _per_row(value.shape[dims[0]])
             if not data:  # the same for every row
                 known = {(1, per_row)}
@@ -216,11 +210,17 @@ def name_of(node: Node) -> str:
     return getattr(target, "__name__", str(target))
 
 
+def module_path(node: Node) -> str:
+    """The dotted path of the module that an operation belongs to."""
+    stack = node.meta.get("nn_module_stack")
+    return list(stack.values())[-1][0] if stack else ""
+
+
 def draws(node: Node) -> bool:
     """Whether an operation draws random numbers: dropout of nothing does not."""
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
-    given = _arguments(node)
+    given = arguments_of(node.target, node.args, node.kwargs)
     return bool(given.get("p", given.get("dropout_p", 1.0))) and given.get("train") is not False
 
 
@@ -236,12 +236,6 @@ def _refolded(shape: torch.Size, rows: tuple[int, int], other: torch.Size) -> se
     if not new_before or not new_after or outer % new_before or inner % new_after:
         return set()
     return {(outer // new_before, inner // new_after)}
-
-
-def _arguments(node: Node) -> dict[str, Any]:
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
-    given = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-    return given | dict(zip((argument.name for argument in schema), node.args, strict=False)) | dict(node.kwargs)
 
 
 def _entries(value: Any) -> list[Any]:

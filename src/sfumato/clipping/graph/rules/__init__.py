@@ -3,7 +3,7 @@
 Rules are for operations of PyTorch (ATen), not for layers; most layers need none. For a new
 operation:
 
-1. Is one needed? Without a rule `generic.by_vmap` differentiates the operation alone. A rule makes
+1. Is one needed? Without a rule `site.by_vmap` differentiates the operation alone. A rule makes
    it faster.
 2. Is it known to compute each row by itself? The table of `sfumato.clipping.graph.rows` must list
    it, or no model that has it is taken.
@@ -19,27 +19,10 @@ operation:
 import torch
 from torch.fx import Node
 
-from sfumato.clipping.graph.rows import draws, name_of
-from sfumato.clipping.graph.rules import convolution, expansion, generic, linear, normalization
-from sfumato.clipping.graph.rules.per_example import ChannelGrads, MaterializedGrads, Moments, PerExampleGrads
-from sfumato.clipping.graph.rules.site import GradSite, Method, SiteRecord, named_args
+from sfumato.clipping.graph.rows import draws, module_path, name_of
+from sfumato.clipping.graph.rules import convolution, linear, normalization, site
+from sfumato.clipping.graph.rules.site import Method, SiteRecord
 from sfumato.errors import InputError
-from sfumato.torch_internals import OpOverload
-
-__all__ = [
-    "ChannelGrads",
-    "PerExampleGrads",
-    "GradSite",
-    "SiteRecord",
-    "Method",
-    "Moments",
-    "MaterializedGrads",
-    "METHODS",
-    "candidates",
-    "named_args",
-    "refuse",
-    "worth_trying",
-]
 
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", *convolution.TRANSPOSED)
 EXPANSIONS = ("expand", "repeat")
@@ -54,11 +37,11 @@ METHODS: dict[str, Method] = {
     "loop": convolution.loop,
     "grouped": convolution.grouped,
     "unfold": convolution.unfold,
-    "conv_ghost": convolution.ghost,
-    "patch_ghost": convolution.patch_ghost,
+    "conv_ghost": convolution.GhostGrads,
+    "patch_ghost": convolution.PatchGhost,
     "affine": normalization.affine,
-    "repeated": expansion.repeated,
-    "vmap": generic.by_vmap,
+    "repeated": site.repeated,
+    "vmap": site.by_vmap,
 }
 # They never write per-example gradients out; how many numbers they keep at their peak.
 GHOSTS = {
@@ -85,35 +68,32 @@ def candidates(record: SiteRecord, argument: str, examples: int) -> list[str]:
     often the fastest first.
     """
     operation = record.site.operation
+
+    def values(name: str) -> int:  # that a ghost norm keeps of so many examples
+        return GHOSTS[name](record) * examples // record.examples
+
     if operation == "linear":
         if argument == "bias":
             return ["bias"]
-        values = linear.gram_values(record) * examples // record.examples
-        ghosts = ["ghost", "ghost_at_once"] if linear.is_divided(record) else ["ghost"]
-        if values > _MAX_GRAM_VALUES:
+        if values("ghost") > _MAX_GRAM_VALUES:
             return ["rows"]
-        return [*ghosts, "rows"] if values <= record.args["weight"].numel() * examples else ["rows", *ghosts]
+        ghosts = ["ghost", "ghost_at_once"] if linear.is_divided(record) else ["ghost"]
+        is_smaller = values("ghost") <= record.args["weight"].numel() * examples
+        return [*ghosts, "rows"] if is_smaller else ["rows", *ghosts]
     if operation in CONVOLUTIONS:
         if argument == "bias":
             return ["conv_bias"]
-        found = ["loop"]
-        if operation not in convolution.TRANSPOSED:
-            found = ["loop", "grouped"] if record.views >= _MANY_VIEWS else ["grouped", "loop"]
+        found = ["loop", "grouped"] if record.views >= _MANY_VIEWS else ["grouped", "loop"]
+        if operation in convolution.TRANSPOSED:
+            found = ["loop"]
         if convolution.can_unfold(record):
             ghosts = [] if convolution.overlaps(record) else ["patch_ghost"]
             ghosts += ["conv_ghost"] if convolution.can_ghost(record) else []
-            found += [
-                "unfold",
-                *(name for name in ghosts if GHOSTS[name](record) * examples // record.examples <= _MAX_GRAM_VALUES),
-            ]
+            found += ["unfold", *(name for name in ghosts if values(name) <= _MAX_GRAM_VALUES)]
         if record.grad.is_cuda and examples > _MOST_IN_LOOP:
             return [name for name in found if name != "loop"] or ["vmap"]
         return found
-    if operation in NORMS:
-        return ["affine"]
-    if operation in EXPANSIONS:
-        return ["repeated"]
-    return ["vmap"]
+    return ["affine"] if operation in NORMS else ["repeated"] if operation in EXPANSIONS else ["vmap"]
 
 
 def worth_trying(names: list[str], record: SiteRecord, argument: str) -> list[str]:
@@ -130,15 +110,13 @@ def worth_trying(names: list[str], record: SiteRecord, argument: str) -> list[st
     return sparing or names
 
 
-def refuse(node: Node, module: str) -> None:
+def refuse(node: Node) -> None:
     """Raises InputError for an operation with weights whose per-example gradient is not known to be
     right.
     """
     made, operation = node.meta.get("val"), name_of(node)
     tensors = [other.meta.get("val") for other in node.all_input_nodes]
-    if not isinstance(node.target, OpOverload):
-        why = "is not one of PyTorch's operations"
-    elif len(node.target._schema.returns) != 1 or not isinstance(made, torch.Tensor):
+    if not isinstance(made, torch.Tensor):
         why = "gives several results"
     elif made.is_complex():
         why = "gives complex numbers"
@@ -148,4 +126,4 @@ def refuse(node: Node, module: str) -> None:
         why = "depends on the number of rows"
     else:
         return
-    raise InputError(f"{node.target} in '{module or 'the model'}' takes trainable parameters and {why}")
+    raise InputError(f"{node.target} in '{module_path(node) or 'the model'}' takes trainable parameters and {why}")

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 
 from sfumato.clipping.clip import at_least_float32, hidden, products, roundings, unit
-from sfumato.clipping.graph.rules.per_example import MaterializedGrads
-from sfumato.clipping.graph.rules.site import SiteRecord
+from sfumato.clipping.graph.rules.site import MaterializedGrads, SiteRecord
 
+_InnerProducts = Callable[[torch.Tensor], torch.Tensor]
 # Of so few positions some CPUs multiply a transpose that is written out twice as fast as one that
 # is read as it lies.
 _FEW_POSITIONS = 64
@@ -28,19 +28,20 @@ def bias(record: SiteRecord, argument: str) -> MaterializedGrads:
 
 def rows(record: SiteRecord, argument: str) -> MaterializedGrads:
     """A batched matrix product."""
-    return MaterializedGrads(
-        torch.bmm(_positions(record.example_grad()).transpose(1, 2), _positions(record.example_arg("input")))
-    )
+    grads, inputs = _sides(record)
+    return MaterializedGrads(torch.bmm(grads.transpose(1, 2), inputs))
 
 
 def ghost(record: SiteRecord, argument: str) -> "GhostGrads":
     """Norms from inner products of positions; the clipped sum as one matrix product."""
-    return GhostGrads(_positions(record.example_arg("input")), _positions(record.example_grad()), gram)
+    grads, inputs = _sides(record)
+    return GhostGrads(inputs, grads, gram)
 
 
 def ghost_at_once(record: SiteRecord, argument: str) -> "GhostGrads":
     """The same, all inner products of an image at once, however few: the fastest on other CPUs."""
-    return GhostGrads(_positions(record.example_arg("input")), _positions(record.example_grad()), gram_at_once)
+    grads, inputs = _sides(record)
+    return GhostGrads(inputs, grads, gram_at_once)
 
 
 def is_divided(record: SiteRecord) -> bool:
@@ -51,7 +52,7 @@ def is_divided(record: SiteRecord) -> bool:
 
 def gram_values(record: SiteRecord) -> int:
     """Numbers that `ghost` keeps at its peak."""
-    grads, inputs = _positions(record.example_grad()), _positions(record.example_arg("input"))
+    grads, inputs = _sides(record)
     positions = grads.shape[1]
     return 2 * record.examples * positions * (positions + max(grads.shape[2], inputs.shape[2]))
 
@@ -73,16 +74,15 @@ def gram_at_once(rows: torch.Tensor) -> torch.Tensor:
     return products(rows, rows.transpose(1, 2), _FEATURES)
 
 
-def _positions(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.flatten(1, -2)  # (m, positions, features)
+def _sides(record: SiteRecord) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output's gradient and the input, (m, positions, features) each."""
+    return record.example_grad().flatten(1, -2), record.example_arg("input").flatten(1, -2)
 
 
 class GhostGrads:
     """Per-example gradients grads' inputs that are never written out."""
 
-    def __init__(
-        self, inputs: torch.Tensor, grads: torch.Tensor, inner_products: Callable[[torch.Tensor], torch.Tensor]
-    ) -> None:
+    def __init__(self, inputs: torch.Tensor, grads: torch.Tensor, inner_products: _InnerProducts) -> None:
         # Norms and the sum see the very same products, none of them rounded to less than float32.
         self.inputs, self.grads = at_least_float32(inputs), at_least_float32(grads)
         self._squares = self._square_norms(inner_products)  # now: the gradient is in the processor's cache
@@ -90,14 +90,11 @@ class GhostGrads:
     def square_norms(self) -> tuple[torch.Tensor, torch.Tensor]:
         return self._squares
 
-    def _square_norms(
-        self, inner_products: Callable[[torch.Tensor], torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _square_norms(self, inner_products: _InnerProducts) -> tuple[torch.Tensor, torch.Tensor]:
         features, positions = (self.inputs.shape[2], self.grads.shape[2]), self.inputs.shape[1]
-        share = unit(self.grads) * (
-            sum(roundings(number, _FEATURES) for number in features) + 1 + 2 * roundings(positions)
-        )
-        of_inputs, of_grads = hidden(features[0], share, self.grads), hidden(features[1], share, self.grads)
+        times = sum(roundings(number, _FEATURES) for number in features) + 1 + 2 * roundings(positions)
+        share = unit(self.grads) * times
+        of_inputs, of_grads = (hidden(number, share, self.grads) for number in features)
         if positions == 1:
             inputs, grads = (side.square().sum(dim=(1, 2)) for side in (self.inputs, self.grads))
             return inputs * grads, share * (inputs + of_inputs) * (grads + of_grads)
@@ -112,11 +109,8 @@ class GhostGrads:
     def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
         grads, inputs = self.grads, self.inputs
         if counts is not None:  # a coefficient of zero does not silence it: 0 * NaN is NaN
-            mask = counts[:, None, None]
-            grads, inputs = torch.where(mask, grads, 0.0), torch.where(mask, inputs, 0.0)
+            grads, inputs = (torch.where(counts[:, None, None], side, 0.0) for side in (grads, inputs))
         weights = coefficients.to(grads.dtype)[:, None, None]
-        if inputs.shape[2] < grads.shape[2]:  # the narrower side is less work
-            inputs = inputs * weights
-        else:
-            grads = grads * weights
+        is_narrower = inputs.shape[2] < grads.shape[2]  # the narrower side is less work
+        inputs, grads = (inputs * weights, grads) if is_narrower else (inputs, grads * weights)
         return grads.flatten(0, 1).T @ inputs.flatten(0, 1)

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from sfumato.clipping.graph.rules.per_example import MaterializedGrads
-from sfumato.clipping.graph.rules.site import GradSite, SiteRecord, call
+from sfumato.clipping.graph.rules.site import GradSite, MaterializedGrads, SiteRecord, call, channel_sums
 
 # CUDA's backward pass of group norm counts the groups of one image by a grid's second dimension,
 # which ends here.
@@ -31,24 +30,18 @@ def per_row(site: GradSite, args: dict[str, Any]) -> tuple[torch.Tensor, dict[st
     Returns:
         The output, and for each argument the (rows * channels,) leaf that stands for it.
     """
-    rows, channels = args["input"].shape[:2]
-    leaves: dict[str, torch.Tensor] = {}
-    affine: list[torch.Tensor | None] = []
-    for name in ("weight", "bias"):
-        repeated = None if args[name] is None else args[name].detach().repeat(rows)
-        if repeated is not None and name in site.weight_of:
-            leaves[name] = repeated.requires_grad_()
-        affine.append(repeated)
-
-    def of_one_image(rows: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
-        one_image = rows.reshape(1, rows.shape[0] * channels, -1)
-        return F.group_norm(one_image, rows.shape[0] * args["num_groups"], weight, bias, args["eps"]).view_as(rows)
-
-    num_images = -(-rows // max(1, _MAX_GROUPS // args["num_groups"]))
-    parts = args["input"].chunk(num_images)
+    inputs, groups, (rows, channels) = args["input"], args["num_groups"], args["input"].shape[:2]
+    affine: dict[str, Any] = {
+        name: None if args[name] is None else args[name].detach().repeat(rows) for name in ("weight", "bias")
+    }
+    leaves = {name: value.requires_grad_() for name, value in affine.items() if name in site.weight_of}
+    num_images = -(-rows // max(1, _MAX_GROUPS // groups))
+    parts, outputs = inputs.chunk(num_images), []
     size = len(parts[0]) * channels
-    of_parts = ([None] * len(parts) if value is None else value.split(size) for value in affine)
-    outputs = [of_one_image(*part) for part in zip(parts, *of_parts, strict=True)]
+    of_parts = ([None] * len(parts) if value is None else value.split(size) for value in affine.values())
+    for part, weight, bias in zip(parts, *of_parts, strict=True):
+        one_image = part.reshape(1, len(part) * channels, -1)
+        outputs.append(F.group_norm(one_image, len(part) * groups, weight, bias, args["eps"]).view_as(part))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs), leaves
 
 
@@ -56,28 +49,19 @@ def has_statistics(site: GradSite, args: dict[str, Any]) -> bool:
     """Whether `with_statistics` knows this call: group norm in float32 at least; of bfloat16
     PyTorch rounds the statistics.
     """
-    return (
-        site.operation == "group_norm"
-        and site.arg_layouts["input"].dim == 0
-        and args["input"].dtype in (torch.float32, torch.float64)
-    )
+    is_wide = site.operation == "group_norm" and args["input"].dtype in (torch.float32, torch.float64)
+    return is_wide and site.arg_layouts["input"].dim == 0
 
 
 def with_statistics(args: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
     """Group norm as it is, and its arguments with the mean and 1 / standard deviation of each row's
     groups, (rows, groups), for `affine`.
     """
-    rows, channels = args["input"].shape[:2]
-    channels_last = (
-        args["input"].ndim == 4
-        and not args["input"].is_cuda
-        and args["input"].is_contiguous(memory_format=torch.channels_last)
-    )
-    inputs = args["input"].contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
-    positions = args["input"].shape[2:].numel()
-    output, mean, rstd = torch.native_group_norm(
-        inputs, args["weight"], args["bias"], rows, channels, positions, args["num_groups"], args["eps"]
-    )
+    inputs, last = args["input"], torch.channels_last
+    keeps_last = inputs.ndim == 4 and not inputs.is_cuda and inputs.is_contiguous(memory_format=last)
+    inputs = inputs.contiguous(memory_format=last if keeps_last else torch.contiguous_format)
+    sizes: Any = *inputs.shape[:2], inputs.shape[2:].numel(), args["num_groups"], args["eps"]
+    output, mean, rstd = torch.native_group_norm(inputs, args["weight"], args["bias"], *sizes)
     return output, args | {"mean": mean.detach(), "rstd": rstd.detach()}
 
 
@@ -96,9 +80,7 @@ def affine(record: SiteRecord, argument: str) -> MaterializedGrads:
     shape = record.args[argument].shape
     if record.site.operation in ("layer_norm", "rms_norm"):  # the last dimensions
         return MaterializedGrads(product.flatten(1, -1 - len(shape)).sum(dim=1))
-    return MaterializedGrads(
-        product.flatten(3).sum(dim=(1, 3)) if product.ndim > 3 else product.sum(dim=1)
-    )  # (m, rows, C, *size)
+    return MaterializedGrads(channel_sums(product))
 
 
 def _of_group_norm(record: SiteRecord, argument: str) -> MaterializedGrads:
@@ -108,13 +90,9 @@ def _of_group_norm(record: SiteRecord, argument: str) -> MaterializedGrads:
     if argument == "bias":
         return MaterializedGrads(record.grad_by_channel.sum(1))
     inputs, grads = record.example_arg("input"), record.example_grad()  # (m, rows, C, *size)
-    layout, channels = record.site.arg_layouts["input"], inputs.shape[2]
-    mean, rstd = (
-        layout.by_example(record.args[name], record.examples, record.views).repeat_interleave(
-            channels // record.args["num_groups"], dim=2
-        )
-        for name in ("mean", "rstd")
-    )  # (m, rows, C)
+    layout, per_group = record.site.arg_layouts["input"], inputs.shape[2] // record.args["num_groups"]
+    of_groups = (layout.by_example(record.args[name], record.examples, record.views) for name in ("mean", "rstd"))
+    mean, rstd = (values.repeat_interleave(per_group, dim=2) for values in of_groups)  # (m, rows, C)
     products = grads * inputs
     if products.ndim > 3:
         products = products.flatten(3).sum(3)

@@ -1,17 +1,105 @@
-"""One site of weights and images: what a rule for its operation is given."""
+"""One site of weights and images: what a rule for its operation is given, and what it makes of that."""
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.fx import Node
 
-from sfumato.clipping.graph.export import module_path
-from sfumato.clipping.graph.rows import Layout, name_of
-from sfumato.clipping.graph.rules.per_example import PerExampleGrads
-from sfumato.torch_internals import OpOverload
+from sfumato.clipping.clip import at_least_float32, roundings, row_norms, unit
+from sfumato.clipping.graph.rows import Layout, module_path, name_of
+from sfumato.torch_internals import arguments_of
+
+
+class PerExampleGrads(Protocol):
+    """Per-example gradients g_1, ..., g_m of a weight, written out or not: what one site adds to them."""
+
+    def square_norms(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """(m,) the squares of the L2 norms, and bounds on their rounding errors."""
+        ...
+
+    def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
+        """The sum of coefficient_i times g_i over those that count (None: all do), shaped like the
+        weight.
+        """
+        ...
+
+
+class Moments(NamedTuple):
+    """Sums over the fan-in of each output channel's gradient, and bounds on their rounding errors, all (m, channels).
+
+    Attributes:
+        squares: Of its squares.
+        plain: Of its values.
+        along: Of its products with that channel's direction.
+        of_squares, of_plain, of_along: The bounds.
+    """
+
+    squares: torch.Tensor
+    plain: torch.Tensor
+    along: torch.Tensor
+    of_squares: torch.Tensor
+    of_plain: torch.Tensor
+    of_along: torch.Tensor
+
+
+class MaterializedGrads:
+    """Per-example gradients written out: (m, *shape of the weight), float32 at least.
+
+    Args:
+        blocks: Some examples after others, each block in memory of its own.
+    """
+
+    def __init__(self, *blocks: torch.Tensor) -> None:
+        self.blocks = [at_least_float32(block) for block in blocks]
+
+    def __add__(self, other: "MaterializedGrads") -> "MaterializedGrads":
+        if [len(block) for block in self.blocks] == [len(block) for block in other.blocks]:
+            return MaterializedGrads(*(one + another for one, another in zip(self.blocks, other.blocks, strict=True)))
+        return MaterializedGrads(self.written_out() + other.written_out())
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the weight."""
+        return self.blocks[0].shape[1:]
+
+    def written_out(self) -> torch.Tensor:
+        """All of them; a copy where there are several blocks."""
+        return self.blocks[0] if len(self.blocks) == 1 else torch.cat(self.blocks)
+
+    def square_norms(self) -> tuple[torch.Tensor, torch.Tensor]:
+        norms = []
+        for block in self.blocks:
+            norms.append(row_norms(block.reshape(len(block), -1)))
+        squares = torch.cat(norms).square()
+        return squares, torch.zeros_like(squares)
+
+    def moments(self, directions: torch.Tensor, weight: torch.Tensor) -> Moments:
+        """What weight standardisation needs to know of each output channel; directions are (channels, fan-in)."""
+        fan_in = directions.shape[1]
+        basis = torch.stack([torch.ones_like(directions), directions], dim=1).to(self.blocks[0].dtype)
+        of_blocks = []
+        for block in self.blocks:
+            rows = block.flatten(2)  # (n, channels, fan-in)
+            plain_and_along = torch.bmm(basis, rows.permute(1, 2, 0))  # this way round twice as fast on a CPU
+            norms = row_norms(rows.flatten(0, 1)).view(1, *rows.shape[:2])
+            of_blocks.append(torch.cat([norms, plain_and_along.permute(1, 2, 0)]))
+        norms, plain, along = torch.cat(of_blocks, 1)
+        error = unit(norms) * norms
+        errors = 2 * roundings(fan_in) * error * norms, fan_in**1.5 * error, fan_in * error
+        return Moments(norms.square(), plain, along, *errors)
+
+    def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
+        total, start = self.blocks[0].new_zeros(self.shape.numel()), 0
+        for block in self.blocks:
+            rows, own = block.reshape(len(block), -1), slice(start, start + len(block))
+            if counts is not None:  # a coefficient of zero does not silence it: 0 * NaN is NaN
+                rows = torch.where(counts[own, None], rows, 0.0)
+            of_block = coefficients[own].to(rows.dtype) @ rows
+            total, start = total.add_(of_block) if start else of_block, start + len(block)
+        return total.view(self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,35 +166,54 @@ class GradSite:
         return name_of(self.node)
 
 
-def call(node: Node, named: dict[str, Any]) -> Any:
-    """Calls an operation with arguments by name, as `named_args` gives them."""
-    args, kwargs = [], {}
-    for name, _, keyword_only in _schema(node.target):
-        value = named[name]
-        if isinstance(value, (list, tuple)):
-            value = [named.get(f"{name}.{i}", item) for i, item in enumerate(value)]
-        if keyword_only:
-            kwargs[name] = value
-        else:
-            args.append(value)
-    return node.target(*args, **kwargs)  # type: ignore[operator]
-
-
 def named_args(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by their names in the operation's schema, those left out at their defaults, lists
-    taken apart.
-    """
-    if not isinstance(node.target, OpOverload):
-        return {str(i): arg for i, arg in enumerate(args)} | kwargs
-    named: dict[str, Any] = {}
-    for position, (name, default, _) in enumerate(_schema(node.target)):
-        value = named[name] = args[position] if position < len(args) else kwargs.get(name, default)
+    """Arguments by their names in the operation's schema, lists taken apart."""
+    named = arguments_of(node.target, args, kwargs)
+    for name, value in [*named.items()]:
         if isinstance(value, (list, tuple)) and any(isinstance(item, (torch.Tensor, Node)) for item in value):
             named |= {f"{name}.{i}": item for i, item in enumerate(value)}
     return named
 
 
-@functools.cache
-def _schema(operation: OpOverload) -> list[tuple[str, Any, bool]]:
-    """An operation's arguments: name, default, whether it is given by its name alone."""
-    return [(argument.name, argument.default_value, argument.kwarg_only) for argument in operation._schema.arguments]
+def call(node: Node, named: dict[str, Any]) -> Any:
+    """Calls an operation with arguments by name, as `named_args` gives them."""
+    whole = {name: value for name, value in named.items() if "." not in name}
+    for name, value in whole.items():
+        if isinstance(value, (list, tuple)):
+            whole[name] = [named.get(f"{name}.{i}", item) for i, item in enumerate(value)]
+    return node.target(**whole)  # type: ignore[operator]
+
+
+def channel_sums(grads: torch.Tensor) -> torch.Tensor:
+    """(m, C): of (m, rows, C, *size), summed over everything but examples and channels."""
+    return grads.flatten(3).sum(dim=(1, 3)) if grads.ndim > 3 else grads.sum(dim=1)
+
+
+def repeated(record: SiteRecord, argument: str) -> MaterializedGrads:
+    """A value repeated for every row (a class token, for example): the output's gradient summed over the copies that
+    one example has.
+    """
+    weight, grads = record.args[argument], record.example_grad()  # (m, *shape for one example)
+    shape = grads.shape[1:]
+
+    def expand(value: torch.Tensor) -> torch.Tensor:
+        if record.site.operation == "expand":
+            return value.expand(shape)
+        padded = (1,) * (len(shape) - value.ndim) + value.shape
+        return value.repeat([size // own for size, own in zip(shape, padded, strict=True)])
+
+    return MaterializedGrads(torch.func.vmap(lambda grad: torch.func.vjp(expand, weight)[1](grad)[0])(grads))
+
+
+def by_vmap(record: SiteRecord, argument: str) -> MaterializedGrads:
+    """The rule for every operation that has none of its own: torch.func.vmap over examples of the vector-Jacobian
+    product of that operation alone.
+    """
+    names = list(record.site.arg_layouts)
+
+    def pull_back(grad: torch.Tensor, *of_example: torch.Tensor) -> torch.Tensor:
+        fixed = record.args | dict(zip(names, of_example, strict=True))
+        operation = lambda value: call(record.site.node, fixed | {argument: value})  # noqa: E731
+        return torch.func.vjp(operation, record.args[argument])[1](grad)[0]
+
+    return MaterializedGrads(torch.func.vmap(pull_back)(record.example_grad(), *map(record.example_arg, names)))
