@@ -1,11 +1,8 @@
 """The two ways in which a command ends without doing its work, and what its line may suggest."""
 
 import difflib
-import sys
 from collections.abc import Sequence
 
-_KNOWN = sys.stdlib_module_names | {"sfumato", "torch", "numpy", "scipy", "dp_accounting", "safetensors", "PIL"}
-_HANDLERS = "torch.utils.data"  # it tells by a signal's handler that a worker died
 _MOST_SHOWN = 40  # a line of a thousand names is none
 
 
@@ -21,19 +18,6 @@ class MachineError(RuntimeError):
 
     The message is one line: what failed, what is left, how to go on.
     """
-
-
-def is_from_elsewhere(error: BaseException) -> bool:
-    """Whether code that is neither ours nor a library's raised an exception that was just caught: a signal's handler,
-    which runs amid anything, or an object that somebody handed over. What such code raises passes as it is.
-    """
-    trace = error.__traceback__
-    while trace is not None:
-        module = str(trace.tb_frame.f_globals.get("__name__"))
-        if module.partition(".")[0] not in _KNOWN or module.startswith(_HANDLERS):
-            return True
-        trace = trace.tb_next
-    return False
 
 
 def first_line(error: BaseException) -> str:

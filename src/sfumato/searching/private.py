@@ -26,8 +26,7 @@ from sfumato.evaluation.trained import load
 from sfumato.planning.budgets import selection_of
 from sfumato.planning.resolve import resolve
 from sfumato.reporting.page import write_report
-from sfumato.run_folder.files import read_json, refuse_links, write_atomically, write_json
-from sfumato.run_folder.locks import lock
+from sfumato.run_folder.files import lock, read_json, refuse_links, write_atomically, write_json
 from sfumato.run_folder.record import RESULT_FILE, Result, read
 from sfumato.searching.draws import draw, expected_cost, refuse_untrainable_choices
 from sfumato.searching.options import SearchOptions

@@ -20,8 +20,7 @@ from sfumato.errors import InputError, MachineError
 from sfumato.reporting.lines import note
 from sfumato.reporting.page import write_report
 from sfumato.run_folder import record
-from sfumato.run_folder.files import read_json, write_json
-from sfumato.run_folder.locks import lock
+from sfumato.run_folder.files import lock, read_json, write_json
 from sfumato.run_folder.record import Metrics, PrivateMetrics, Result
 from sfumato.studies.grid import in_words
 from sfumato.studies.plan import Planned, PlannedCell, Run, SweepOptions, images_of
