@@ -9,7 +9,7 @@ import torch
 
 from sfumato.json_record import finite
 from sfumato.run_folder.record import PrivateMetrics, RecordLines, read_lines
-from sfumato.training.norm_histogram import norm_histogram
+from sfumato.training.step import norm_histogram
 from tests.cli.test_cli import call, json_of
 from tests.training.test_step import problem, step_of
 
@@ -62,7 +62,7 @@ def test_what_is_still_not_finite_is_none_and_read_again(tmp_path):
         phases={},
     )
     assert norms.signal_to_noise is None and line.loss is None
-    RecordLines(path).append(line)
+    RecordLines(path, PrivateMetrics).append(line)
     assert read_lines(path, PrivateMetrics) == [line]
 
 

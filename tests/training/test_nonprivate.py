@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from sfumato.clipping.speed import Speed
 from sfumato.data.views import Views
 from sfumato.evaluation.objective import Objective
 from sfumato.run_folder import ledger
@@ -25,7 +26,7 @@ def command(folder, *more):
 
 def gradient_of(model, images, indices, augmult=0, microbatch_size=4, max_grad_norm=None):
     views = Views("flip" if augmult else "none", augmult, 0)
-    step = OrdinaryStep(model, Objective(None), views, microbatch_size, max_grad_norm, "float32", False)
+    step = OrdinaryStep(model, Objective(None), views, microbatch_size, max_grad_norm, Speed())
     bits = np.random.default_rng(0).integers(0, 2**32, (len(images), augmult), dtype=np.uint32)
     randomness = Randomness(np.array(indices, dtype=np.int64), bits, bytes(32))
     gradient, statistics = step.collect(images, dict(model.named_parameters()), randomness)

@@ -10,8 +10,7 @@ from torch import nn
 from sfumato.clipping import clipped_grad
 from sfumato.randomness import Streams
 from sfumato.training import step as step_module
-from sfumato.training.norm_histogram import norm_histogram
-from sfumato.training.step import PrivateStep
+from sfumato.training.step import PrivateStep, norm_histogram
 from tests.training.test_step import CLIPPING_NORM, bits, flat, problem, step_of
 
 STREAMS = Streams(1)

@@ -17,7 +17,7 @@ from sfumato.clipping.protocol import ClippedGrad
 from sfumato.errors import InputError, MachineError
 from sfumato.run_folder import ledger
 from sfumato.run_folder.ledger import Ledger
-from sfumato.training.ema import Ema
+from sfumato.training.state import Ema
 
 MECHANISM = sfumato.Mechanism(num_examples=1000, batch_size=100, noise_multiplier=2.0, num_steps=12)
 DELTA = 1e-5

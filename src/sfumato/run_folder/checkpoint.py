@@ -80,7 +80,7 @@ class Checkpoints:
         buffer = io.BytesIO()
         torch.save(vars(checkpoint), buffer)
         try:
-            torch.load(io.BytesIO(buffer.getbuffer()), weights_only=True)
+            torch.load(io.BytesIO(buffer.getbuffer()), map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             raise InputError(
                 f"the state has something that a checkpoint could not give back: {str(error).splitlines()[0]} Keep "

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sfumato.data.examples import Examples
+from sfumato.clipping.speed import Speed
 from sfumato.data.views import Views
 from sfumato.evaluation.objective import Objective
 from sfumato.randomness import Stream
@@ -29,19 +29,15 @@ class OrdinaryStep:
         views: Views,
         microbatch_size: int,
         max_grad_norm: float | None,
-        precision: str,
-        compile: bool,
+        speed: Speed,
     ) -> None:
-        self.model: Any = torch.compile(model) if compile else model
-        self.precision = precision
-        self.objective = objective
-        self.views = views
-        self.microbatch_size = microbatch_size
-        self.max_grad_norm = max_grad_norm
+        self.model: Any = torch.compile(model) if speed.compile else model
+        self.precision, self.objective, self.views = speed.precision, objective, views
+        self.microbatch_size, self.max_grad_norm = microbatch_size, max_grad_norm
 
     def collect(
         self,
-        examples: Examples,
+        examples: Any,
         parameters: Mapping[str, torch.Tensor],
         randomness: Randomness,
         *,

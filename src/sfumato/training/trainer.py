@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any
 
 from sfumato import config
-from sfumato.clipping.clip import convolutions
 from sfumato.data import loading
 from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
@@ -19,7 +18,7 @@ from sfumato.run_folder import files, launch, ledger
 from sfumato.run_folder.record import Result
 from sfumato.training import loop
 from sfumato.training.display import watching
-from sfumato.training.loop import Looks, Progress
+from sfumato.training.loop import Progress
 
 
 class Trainer:
@@ -42,35 +41,14 @@ class Trainer:
     ) -> None:
         self.dataset, self.device, self.trust, self.progress = dataset, device, trust, progress
 
-    def run(
-        self, recipe: config.Recipe, folder: Path, *, resume: bool = False, progress: Progress | None = None
-    ) -> Result:
-        """Resolves a recipe and trains it in a folder. See `sfumato.training.loop.train`."""
-        return self.run_plan(resolve(recipe, self.dataset.facts), folder, resume=resume, progress=progress)
+    def run(self, recipe: config.Recipe, folder: Path, **options: Any) -> Result:
+        """Resolves a recipe and trains it in a folder. See `run_plan`."""
+        return self.run_plan(resolve(recipe, self.dataset.facts), folder, **options)
 
-    def run_plan(
-        self,
-        plan: Plan,
-        folder: Path,
-        *,
-        resume: bool = False,
-        max_lost: float = ledger.MOST_LOST,
-        progress: Progress | None = None,
-        looks: Looks = Looks(),  # noqa: B008  (immutable)
-    ) -> Result:
-        """The same of what is resolved already."""
-        with convolutions(plan.recipe.training.precision):  # what is evaluated, too
-            return loop.train(
-                plan,
-                self.dataset,
-                folder,
-                device=self.device,
-                resume=resume,
-                max_lost=max_lost,
-                trust=self.trust,
-                progress=progress or self.progress,
-                looks=looks,
-            )
+    def run_plan(self, plan: Plan, folder: Path, *, progress: Progress | None = None, **options: Any) -> Result:
+        """The same of what is resolved already; ``options`` are those of `sfumato.training.loop.train`."""
+        watches = progress or self.progress
+        return loop.train(plan, self.dataset, folder, device=self.device, trust=self.trust, progress=watches, **options)
 
 
 def train(
@@ -115,51 +93,46 @@ def train(
     parsed = recipe_of(recipe, settings if epsilon is None else {**settings, "privacy.target_epsilon": epsilon})
     if output is None and resume:
         raise InputError("a run to go on with is named by its folder: give output.")
-    output = launch.new_folder(name_of(recipe)) if output is None else Path(output)
-    data_root = None if data_root is None else Path(data_root)
-    noted = files.read_data_root(output) if resume and data_root is None and parsed.data.path is None else None
-    data_root = noted or data_root
-    if data_root is not None:
-        parsed = parsed.model_copy(update={"data": parsed.data.model_copy(update={"path": str(data_root)})})
-    files.refuse_name(output)
-    files.refuse_among_images(output, parsed.data)
-    resolved = resolve_without_privacy if non_private else resolve
-    # A limit on each person's images, and images that score, belong to privacy: ordinary training knows of neither.
-    loaded = parsed.model_copy(update={"privacy": None}) if non_private else parsed
-    parsed.model.refuse_missing_weights()  # before any image is read
+    folder = launch.new_folder(name_of(recipe)) if output is None else Path(output)
+    is_noted = resume and data_root is None and parsed.data.path is None
+    noted = files.read_data_root(folder) if is_noted else None
+    root = noted or (None if data_root is None else Path(data_root))
+    if root is not None:
+        parsed = parsed.model_copy(update={"data": parsed.data.model_copy(update={"path": str(root)})})
+    files.refuse_among_images(folder, parsed.data)  # before any image is read, as is what follows
+    parsed.model.refuse_missing_weights()
     with watching(progress) as watched:
         if noted is not None:
-            watched.message(f"images of {noted}, as {output / files.DATA_ROOT_FILE} says")
-        # Before any image is decoded: a budget that is missing or impossible.
-        listed = loading.list_for(loaded, data_root, watched.message)
-        resolved(parsed, listed.facts)
-        dataset = listed.load(loading.is_judged_on_test(loaded))
-        trainer = Trainer(dataset, device=device, trust=trust, progress=watched)
-        plan = resolved(parsed, trainer.dataset.facts)
+            watched.message(f"images of {noted}, as {folder / files.DATA_ROOT_FILE} says")
+        plan, dataset = _loaded(parsed, root, non_private, watched)
         for choice in [] if resume else plan.choices:
             watched.message(f"chosen: {choice.key} = {choice.value} ({choice.why})")
         for warning in plan.warnings:
             watched.message(f"warning: {warning}")
-        result = trainer.run_plan(plan, output, resume=resume, max_lost=max_lost)
-    write_report(output)
+        trainer = Trainer(dataset, device=device, trust=trust, progress=watched)
+        result = trainer.run_plan(plan, folder, resume=resume, max_lost=max_lost)
+    write_report(folder)
     return result
 
 
-def resume(
-    run: Path | str,
-    *,
-    data_root: Path | str | None = None,
-    device: str = "auto",
-    max_lost: float = ledger.MOST_LOST,
-    trust: Collection[str] = (),
-    progress: Progress | None = None,
-) -> Result:
+def _loaded(recipe: config.Recipe, root: Path | None, non_private: bool, watched: Progress) -> tuple[Plan, Dataset]:
+    """What will run, and its images."""
+    resolved = resolve_without_privacy if non_private else resolve
+    # A limit on each person's images, and images that score, belong to privacy: ordinary training knows of neither.
+    loaded = recipe.model_copy(update={"privacy": None}) if non_private else recipe
+    listed = loading.list_for(loaded, root, watched.message)
+    resolved(recipe, listed.facts)  # before any image is decoded: a budget that is missing or impossible
+    dataset = listed.load(loading.is_judged_on_test(loaded))
+    return resolved(recipe, dataset.facts), dataset
+
+
+def resume(run: Path | str, **options: Any) -> Result:
     """Goes on with a run by what its folder says; one that is complete returns its result again.
 
     Args:
         run: The run folder, with its owner's notes of where images and weights lie.
-        data_root: Where the images lie now, if not where the note says.
-        device, max_lost, trust, progress: See `train`.
+        options: ``data_root``, where the images lie now, if not where the note says; ``device``, ``max_lost``,
+            ``trust`` and ``progress`` as in `train`.
 
     Returns:
         What result.json holds.
@@ -175,13 +148,4 @@ def resume(
     weights = files.read_place(folder, files.INIT_FILE)
     if weights is not None:
         values.setdefault("model", {})["init_from"] = str(weights)
-    return train(
-        values,
-        folder,
-        data_root=data_root,
-        device=device,
-        resume=True,
-        max_lost=max_lost,
-        trust=trust,
-        progress=progress,
-    )
+    return train(values, folder, resume=True, **options)
