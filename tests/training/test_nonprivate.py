@@ -12,8 +12,7 @@ from sfumato.clipping.speed import Speed
 from sfumato.data.views import Views
 from sfumato.evaluation.objective import Objective
 from sfumato.run_folder import ledger
-from sfumato.training.nonprivate import OrdinaryStep
-from sfumato.training.step import Randomness
+from sfumato.training.step import OrdinaryStep, Randomness
 from tests.training import faults
 from tests.training.test_step import problem
 

@@ -28,9 +28,8 @@ from sfumato.training.allocator import keep_freed_memory
 from sfumato.training.features import features_of
 from sfumato.training.first_release import MeanFeatures
 from sfumato.training.network import Network
-from sfumato.training.nonprivate import OrdinaryStep
 from sfumato.training.state import State
-from sfumato.training.step import PrivateStep, Randomness, Statistics
+from sfumato.training.step import OrdinaryStep, PrivateStep, Randomness, Statistics
 
 
 @dataclasses.dataclass(frozen=True)

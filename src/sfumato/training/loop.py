@@ -176,22 +176,21 @@ def _refuse_large_groups(plan: Plan, dataset: Dataset) -> None:
         )
 
 
+@dataclasses.dataclass
 class _Run:
     """The loop's variables; ``finish`` reads from top to bottom."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        dataset: Dataset,
-        learner: Learner,
-        started: Launch,
-        progress: Progress,
-        looks: Looks,
-        logs: Logs,
-    ) -> None:
-        self.plan, self.dataset, self.learner = plan, dataset, learner
-        self.started, self.ledger, self.folder = started, started.ledger, started.folder
-        self.progress, self.looks, self.logs = progress, looks, logs
+    plan: Plan
+    dataset: Dataset
+    learner: Learner
+    started: Launch
+    progress: Progress
+    looks: Looks
+    logs: Logs
+
+    def __post_init__(self) -> None:
+        plan, learner = self.plan, self.learner
+        self.ledger, self.folder = self.started.ledger, self.started.folder
         self.streams = Streams(plan.recipe.run.seed)
         self.mechanism, self.is_selected = plan.mechanism, plan.selection is not None
         self.claims = claims(plan, plan.mechanism)
@@ -288,12 +287,12 @@ class _Run:
         accuracies = {"accuracy": scores.averaged.accuracy, "accuracy_last": scores.accuracy_last}
         line = Metrics(step=release, epsilon=self._curve(release), **accuracies)
         self.metrics.append(line)
-        self.logs.public(line)
+        self.logs.log(line)
         return scores
 
     def _note(self, release: int, statistics: Statistics) -> None:
         """For the owner; what a diverged run has no finite number for is None, and no reason to stop."""
-        is_asked = release in self.looks.steps or release == self.mechanism.num_steps
+        is_asked = self.looks.training_images and release in {*self.looks.steps, self.mechanism.num_steps}
         noted = PrivateMetrics(
             step=release,
             loss=finite(statistics.loss),
@@ -301,14 +300,12 @@ class _Run:
             grad_norm=finite(statistics.grad_norm),
             clipped_square=finite(statistics.clipped_square),
             norms=statistics.norms,
-            train_accuracy=accuracy_on_training_images(self.learner)
-            if is_asked and self.looks.training_images
-            else None,
+            train_accuracy=accuracy_on_training_images(self.learner) if is_asked else None,
             seconds=self._elapsed(),
             phases=self.seconds,
         )
         self.metrics_private.append(noted)
-        self.logs.private(noted)
+        self.logs.log(noted)
 
     def _release_first(self) -> None:
         """What is released of all examples before update 1, where there is such a thing: number 0 of the ledger."""
