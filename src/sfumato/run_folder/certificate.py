@@ -63,32 +63,22 @@ COINS = "owner/canaries.json, which says which canaries took part: for the owner
 
 
 def certificate(
-    plan: Plan,
-    whole: Claims,
-    lines: Lines,
-    step: int,
-    status: Literal["running", "complete"],
-    public: PublicInputs,
-    sha256: str,
-    so_far: float | None,
+    plan: Plan, whole: Claims, status: Literal["running", "complete"], public: PublicInputs, counts: dict[str, Any]
 ) -> Certificate:
     """What a run claims: the epsilon of its whole plan, whenever it ends.
 
     Args:
         plan: The resolved run.
         whole: The claims of the whole plan.
-        lines: Of its ledger.
-        step: Updates that the model has.
         status: "running" or "complete".
         public: What is taken to be public about the images.
-        sha256: Of the ledger's lines.
-        so_far: Epsilon of what the ledger counts, or an upper bound.
+        counts: From `counted`.
     """
     privacy = plan.recipe.privacy
     return Certificate(
         **dict(whole),
         status=status,
-        **counted(lines, step, so_far, sha256),
+        **counts,
         clipping_norm=privacy.clipping_norm if privacy else None,
         public_inputs=public,
         precision=plan.recipe.training.precision,
@@ -97,7 +87,14 @@ def certificate(
 
 
 def counted(lines: Lines, step: int, epsilon_so_far: float | None, sha256: str) -> dict[str, Any]:
-    """The plan as a certificate states it, and what of it was released."""
+    """The plan as a certificate states it, and what of it was released.
+
+    Args:
+        lines: Of the ledger.
+        step: Updates that the model has.
+        epsilon_so_far: Of what the ledger counts, or an upper bound.
+        sha256: Of the ledger's lines.
+    """
     mechanism = dataclasses.asdict(lines.run.mechanism)
     del mechanism["images_per_unit"]
     return {

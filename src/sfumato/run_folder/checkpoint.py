@@ -65,9 +65,7 @@ class Checkpoints:
             except (OSError, RuntimeError, EOFError, ValueError, TypeError, pickle.UnpicklingError):
                 continue  # cut: the one before has all but the updates since
         if paths:
-            raise InputError(
-                f"no checkpoint in {self.folder} can be read. Restore one from a copy, or start a new run."
-            )
+            raise InputError(f"no checkpoint in {self.folder} can be read. Restore one, or start a new run.")
         return None
 
     def save(self, checkpoint: Checkpoint) -> None:
@@ -82,10 +80,8 @@ class Checkpoints:
         try:
             torch.load(io.BytesIO(buffer.getbuffer()), map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
-            raise InputError(
-                f"the state has something that a checkpoint could not give back: {str(error).splitlines()[0]} Keep "
-                "tensors and plain numbers in it."
-            ) from None
+            why = str(error).splitlines()[0]
+            raise InputError(f"a checkpoint could not give back: {why} Keep tensors and plain numbers.") from None
         path = self._path(checkpoint.num_releases)
         with machine_faults(path):
             with self._open_room() as file:

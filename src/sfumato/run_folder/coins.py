@@ -41,8 +41,7 @@ def read(folder: Path, run_id: str, count: int) -> np.ndarray:
     path = folder / COINS_FILE
     if not path.exists():
         raise InputError(
-            f"{path} is not there, so nobody knows which canaries took part. It is for the run's owner alone and in no "
-            "copy for sharing: name the folder that the run was trained in."
+            f"{path} is not there: no copy for sharing says which canaries took part. Name the owner's own run folder."
         )
     found = record.read(path, Coins)
     if found.run_id != run_id or len(found.took_part) != count:

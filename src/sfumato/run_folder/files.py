@@ -67,9 +67,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # lists within lists
-        raise InputError(
-            f"{path} is missing or damaged ({type(error).__name__}). Give the folder of a run that this tool wrote."
-        ) from None
+        raise InputError(f"{path} is missing or damaged ({type(error).__name__}). Restore it from a copy.") from None
 
 
 def lock(descriptor: int, path: Path) -> bool:
@@ -95,10 +93,7 @@ def create(path: Path) -> None:
         MachineError: If it cannot be made.
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise InputError(
-            f"{path} is not empty: it may hold another run. Choose another --output, or go on "
-            "with that run by --resume."
-        )
+        raise InputError(f"{path} is not empty. Choose another --output, or go on with the run there by --resume.")
     make_folders(path)
 
 
@@ -136,10 +131,7 @@ def refuse_among_images(folder: Path, data: DataConfig, root: Path | None = None
     """
     images = data.path if root is None else root
     if data.name == "folder" and images is not None and folder.resolve().is_relative_to(Path(images).resolve()):
-        raise InputError(
-            f"{folder} lies in the folder of images {images}: its files would be taken for "
-            "images. Choose an --output elsewhere."
-        )
+        raise InputError(f"{folder} lies in the folder of images {images}. Choose an --output elsewhere.")
 
 
 def refuse_links(folder: Path) -> None:
@@ -151,9 +143,7 @@ def refuse_links(folder: Path) -> None:
     """
     link = next((path for path in folder.glob("**/*") if path.is_symlink()), None)
     if link is not None:
-        raise InputError(
-            f"{link} is a symbolic link, and going on here would write where it leads. Put the file itself there."
-        )
+        raise InputError(f"{link} is a symbolic link, through which this would write. Put the file itself there.")
 
 
 def write_places(folder: Path, recipe: Recipe) -> None:

@@ -24,6 +24,7 @@ from sfumato.run_folder.ledger import LEDGER_FILE, MOST_LOST, Ledger, RunLine, n
 
 _IMAGES_FILE = f"{files.OWNER}/images_sha256"
 _CHECKPOINT_SECONDS = 300.0
+_OR_ANEW = "or start a new run with another --output; the epsilons of both add up."
 
 
 @dataclasses.dataclass
@@ -86,19 +87,17 @@ def start(folder: Path, line: RunLine, *, anonymous: bool = False) -> Launch:
     checkpoints = Checkpoints(folder / files.OWNER / "checkpoints")
     ledger = Ledger(folder / LEDGER_FILE, anonymous=anonymous)
     with ledger.closed_on_error():
-        found = checkpoints.newest()
-        if not ledger.is_new:
-            refuse_another_plan(ledger.lines.run, line, ledger.path)
-        lines = None if ledger.is_new else ledger.lines
+        found, lines = checkpoints.newest(), None if ledger.is_new else ledger.lines
+        if lines is not None:
+            refuse_another_plan(lines.run, line, ledger.path)
         if found is None and lines is not None and lines.releases:
             raise InputError(
-                f"{folder} has releases in its ledger and no checkpoint to go on from. Restore "
-                f"{files.OWNER}/checkpoints from a copy, or start a new run; the epsilons of both add up."
+                f"{ledger.path} has releases and there is no checkpoint of them. Restore it from a copy, {_OR_ANEW}"
             )
         if found is not None and (lines is None or found.run_id != lines.run.run_id or found.num_lines > lines.count):
             raise InputError(
                 f"{ledger.path} has fewer lines than the newest checkpoint, or is another run's: what was spent is not "
-                "known. Restore both from one copy, or start a new run; the epsilons of both add up."
+                f"known. Restore both from one copy, {_OR_ANEW}"
             )
         return Launch(folder, ledger, checkpoints, found)
 
@@ -150,9 +149,8 @@ def go_on(folder: Path, plan: Plan, dataset: Dataset, max_lost: float = MOST_LOS
         noted = folder / _IMAGES_FILE
         if not noted.is_file() or noted.read_text() != dataset_digest(dataset):
             raise InputError(
-                "the images changed since this run began (one that trains or is held out was added, removed, altered, "
-                f"relabelled or reordered), or {noted} is gone. Restore them, or start a new run with another "
-                "--output; the epsilons of both add up."
+                "the images changed since this run began (one was added, removed, altered, relabelled or reordered), "
+                f"or {noted} is gone. Restore them, {_OR_ANEW}"
             )
         files.write_places(folder, plan.recipe)
         if not plan.private:
@@ -170,8 +168,8 @@ def refuse_another_plan(stated: RunLine, expected: RunLine, path: Path) -> None:
     """
     if expected.model_copy(update={"run_id": stated.run_id}) != stated:
         raise InputError(
-            f"{path} was begun under another recipe, mechanism or number of images than this one: another plan is "
-            "another run. Give it as it was, or start a new run with another --output."
+            f"{path} was begun under another recipe, mechanism or number of images: another plan is another run. "
+            f"Give it as it was, {_OR_ANEW}"
         )
 
 
@@ -198,25 +196,20 @@ def refuse_changed_recipe(folder: Path, plan: Plan) -> None:
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) != now.get(key):
             raise InputError(
-                f"{key} was {before.get(key)!r} when this run began and is {now.get(key)!r} now: a resumed run must "
-                "keep its recipe. Give it as it was, or start a new run with another --output."
+                f"{key} was {before.get(key)!r} when this run began and is {now.get(key)!r} now. Give it as it was, "
+                f"{_OR_ANEW}"
             )
 
 
 def refuse_other_files(folder: Path) -> None:
     """Refuses a folder without a ledger that has more than what a start leaves before the ledger's first line."""
     if any((folder / files.OWNER / "checkpoints").glob("*.pt")):
-        raise InputError(
-            f"{folder / LEDGER_FILE} is missing, so what was spent is not known. Restore it from a copy, or start a "
-            "new run; the epsilons of both add up."
-        )
+        lost = folder / LEDGER_FILE
+        raise InputError(f"{lost} is missing, so what was spent is not known. Restore it from a copy, {_OR_ANEW}")
     there = folder.iterdir() if folder.is_dir() else [folder] if folder.exists() else []
     for path in there:
         if path.name not in ("recipe.toml", files.OWNER) and not path.name.endswith(".part"):
-            raise InputError(
-                f"{folder} holds {path.name} and no run, so there is nothing to resume. Name the folder of a run, or "
-                "an empty one."
-            )
+            raise InputError(f"{folder} holds {path.name} and no run: nothing to resume. Name a run's folder.")
 
 
 def new_folder(name: str) -> Path:

@@ -117,9 +117,8 @@ def read(path: Path) -> Lines:
     try:
         return parse(path.read_bytes(), path)
     except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror}), so what was spent is not known. Restore it from a copy."
-        ) from None
+        why = error.strerror
+        raise InputError(f"{path} cannot be read ({why}), so what was spent is not known. Restore it.") from None
 
 
 def parse(content: bytes, path: Path) -> Lines:
@@ -130,8 +129,7 @@ def parse(content: bytes, path: Path) -> Lines:
         num_steps = found.run.mechanism.num_steps
     except ValueError:  # no line at all, or one of another kind
         raise InputError(
-            f"{path} is no ledger of this version, or was altered or damaged, so what was spent is not known. Restore "
-            "it from a copy; without one, this run's epsilon cannot be stated."
+            f"{path} is no whole ledger of this version, so what was spent is not known. Restore it from a copy."
         ) from None
     has_first, kinds = found.has_first_release, [line.kind for line in found.releases]
     numbers = range(0 if has_first else 1, found.num_releases + 1)
@@ -142,8 +140,8 @@ def parse(content: bytes, path: Path) -> Lines:
         or found.num_releases > num_steps
     ):
         raise InputError(
-            f"{path} does not count its releases from 1 up to at most {num_steps}, its plan: lines were removed or "
-            "added, so what was spent is not known. Restore it from a copy."
+            f"{path} does not count from 1 up to at most {num_steps}, its plan, so what was spent is not known. "
+            "Restore it from a copy."
         )
     return found
 
@@ -180,10 +178,7 @@ class Ledger:
             self._file = open(path, "ab+", buffering=0)  # noqa: SIM115  (until `close`)
         with self.closed_on_error(), machine_faults(path):
             if not lock(self._file.fileno(), path):
-                raise InputError(
-                    f"another process is training in {path.parent}, or a loop of this one that was not closed. "
-                    "Wait for it to end, or stop it first."
-                )
+                raise InputError(f"another process, or a loop that was not closed, holds {path}. End it first.")
             whole = _whole(path.read_bytes())
             self._size, self.is_new = len(whole), not whole
             if whole:
@@ -228,8 +223,7 @@ class Ledger:
             raise MachineError(f"{self.path} was closed, so nothing more is released. Open its run again to go on.")
         if os.fstat(self._file.fileno()).st_size != self._size:
             raise MachineError(
-                f"{self.path} was written to by something else, so nothing more is released: another start of this run "
-                "may go on. Find out which, and stop one of them."
+                f"{self.path} was written to by something else, so nothing more is released. Stop the other start."
             )
         data = (line.model_dump_json() + "\n").encode()
         self._size += len(data)
@@ -251,9 +245,8 @@ class Ledger:
         if num_lost > max(_FEW, most_lost * num_steps):
             share = min(1.0, num_lost / num_steps + MOST_LOST)
             raise MachineError(
-                f"{num_lost} of {num_steps} updates were lost in crashes: they count for the epsilon, and the model "
-                f"has not got them. Go on all the same with --max-lost {share:.2f}, or begin a new run with another "
-                "--output; the epsilons of both add up."
+                f"{num_lost} of {num_steps} updates were lost in crashes: they count, and the model has not got them. "
+                f"Go on with --max-lost {share:.2f}, or begin a new run; the epsilons of both add up."
             )
 
     def cut_back(self, count: int) -> None:

@@ -355,9 +355,7 @@ def read(path: Path, kind: type[Kind]) -> Kind:
     try:
         return kind.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise InputError(
-            f"{path} cannot be read: {error.strerror}. Give the folder of a run that this tool wrote."
-        ) from None
+        raise InputError(f"{path} cannot be read: {error.strerror}. Give a whole run folder.") from None
     except pydantic.ValidationError as error:
         raise _damaged(path, error) from None
 

@@ -16,7 +16,7 @@ from sfumato.models.weights import Weights
 from sfumato.planning.claims import claims
 from sfumato.planning.resolve import Plan, why_not_private
 from sfumato.run_folder import launch, ledger, record
-from sfumato.run_folder.certificate import certificate, inputs_of_the_recipe, repeated
+from sfumato.run_folder.certificate import certificate, counted, inputs_of_the_recipe, repeated
 from sfumato.run_folder.record import Certificate, Metrics, PublicInputs, Result, ResultClaims, WeightsFacts
 
 
@@ -39,9 +39,8 @@ def verify_run(folder: Path) -> tuple[Certificate, Result]:
     launch.refuse_another_plan(lines.run, launch.run_line(plan), folder / ledger.LEDGER_FILE)
     if lines.num_releases != lines.run.num_steps:
         raise InputError(
-            f"{folder / record.RESULT_FILE} says that this run is complete, but its ledger has {lines.num_releases} of "
-            f"{lines.run.num_steps} releases: the result is another run's, or lines were removed. Restore the folder "
-            f"from a copy, or take {record.RESULT_FILE} away to go on with the run."
+            f"{folder / record.RESULT_FILE} stands beside a ledger of {lines.num_releases} of {lines.run.num_steps} "
+            "releases. Restore the folder from a copy, or take the result away to go on with the run."
         )
     # Which of its last releases a model has, after a crash, the ledger cannot say: at most the last one's step.
     last = lines.releases[-1].step if lines.releases else 0
@@ -51,7 +50,8 @@ def verify_run(folder: Path) -> tuple[Certificate, Result]:
     # An attack's result and the day are nothing that the ledger claims.
     whole = claims(plan, plan.mechanism)
     so_far = whole.epsilon if plan.selection is None else None
-    truth = certificate(plan, whole, lines, step, "complete", stated.public_inputs, sha256, so_far).model_copy(
+    counts = counted(lines, step, so_far, sha256)
+    truth = certificate(plan, whole, "complete", stated.public_inputs, counts).model_copy(
         update={"audit": stated.audit, "finished_on": stated.finished_on, "weights_sha256": tensors.digest}
     )
     _refuse_another(path, dict(stated.public_inputs), inputs_of_the_recipe(recipe))
@@ -87,8 +87,7 @@ def _refuse_another(path: Path, stated: dict[str, Any], expected: dict[str, Any]
     wrong = next((key for key, value in expected.items() if key not in stated or not _alike(stated[key], value)), None)
     if wrong is not None:
         raise InputError(
-            f"{path} states another {wrong} than this run's ledger and recipe give: it was altered, or is another "
-            "run's. Restore the folder from a copy."
+            f"{path} states another {wrong} than the run's ledger and recipe give. Restore the folder from a copy."
         )
 
 

@@ -19,7 +19,7 @@ from sfumato.planning.claims import claims
 from sfumato.planning.resolve import Plan
 from sfumato.randomness import Streams
 from sfumato.run_folder import coins, files, launch, ledger, record
-from sfumato.run_folder.certificate import certificate, public_inputs, repeated
+from sfumato.run_folder.certificate import certificate, counted, public_inputs, repeated
 from sfumato.run_folder.launch import Launch
 from sfumato.run_folder.record import Certificate, Metrics, PrivateMetrics, RecordLines, Result, ResultClaims
 from sfumato.run_folder.verification import verify_run
@@ -102,11 +102,9 @@ def train(
         plan: From ``resolve``.
         dataset: What the plan was made for.
         folder: Of the new run, or of the one to go on with.
-        device: "auto", "cpu", "cuda" ...
         resume: Go on with the run in ``folder``, from its newest checkpoint; begin where nothing was begun; one that is
             complete returns its result again.
-        max_lost: The share of the plan's updates that crashes may cost the model before the run is refused.
-        trust: Modules that may be imported for the recipe's model, each by its full name.
+        device, max_lost, trust: As in `sfumato.train`.
         progress: Who watches.
         looks: What is evaluated besides.
 
@@ -334,7 +332,8 @@ class _Run:
     def _certificate(self, status: Literal["running", "complete"]) -> Certificate:
         sha256, public = ledger.sha256_of(self.ledger.path), public_inputs(self.plan, self.dataset)
         so_far = None if self.is_selected else self._curve(self.ledger.num_releases)
-        return certificate(self.plan, self.claims, self.ledger.lines, self.step, status, public, sha256, so_far)
+        counts = counted(self.ledger.lines, self.step, so_far, sha256)
+        return certificate(self.plan, self.claims, status, public, counts)
 
     def _write_certificate(self) -> None:
         record.write(self.folder / record.CERTIFICATE_FILE, self._certificate("running"))

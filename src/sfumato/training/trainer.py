@@ -75,12 +75,10 @@ def train(
     trust: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Result:
-    """Trains a classifier under a recipe's budget and writes the run folder ``output``, its report
-    included.
+    """Trains a classifier under a recipe's budget and writes the run folder ``output``, its report included.
 
     Args:
-        recipe: A recipe, its nested dictionaries, the name of a shipped one or the path of a TOML
-            file.
+        recipe: A recipe, its nested dictionaries, the name of a shipped one or the path of a TOML file.
         output: The run folder; with ``resume``, of the run to go on with. None: a new one in runs/.
         epsilon: The target; `privacy.target_epsilon` in a word.
         settings: What is set otherwise, such as {"privacy.unit": "person"}.
@@ -91,8 +89,7 @@ def train(
             out, if the folder holds its owner's note.
         max_lost: The share of the plan's updates that crashes may cost the model before it is refused.
         trust: Modules that may be imported for the recipe's model, each by its full name.
-        progress: Who watches; what was chosen and every warning are messages. None: a live line on
-            stderr.
+        progress: Who watches; what was chosen and every warning are messages. None: a live line on stderr.
 
     Returns:
         What result.json holds.
@@ -136,13 +133,21 @@ def _loaded(recipe: config.Recipe, root: Path | None, non_private: bool, watched
     return resolved(recipe, dataset.facts), dataset
 
 
-def resume(run: Path | str, **options: Any) -> Result:
+def resume(
+    run: Path | str,
+    *,
+    data_root: Path | str | None = None,
+    device: str = "auto",
+    max_lost: float = ledger.MOST_LOST,
+    trust: Collection[str] = (),
+    progress: Progress | None = None,
+) -> Result:
     """Goes on with a run by what its folder says; one that is complete returns its result again.
 
     Args:
         run: The run folder, with its owner's notes of where images and weights lie.
-        options: ``data_root``, where the images lie now, if not where the note says; ``device``, ``max_lost``,
-            ``trust`` and ``progress`` as in `train`.
+        data_root: Where the images lie now, if not where the note says.
+        device, max_lost, trust, progress: See `train`.
 
     Returns:
         What result.json holds.
@@ -158,7 +163,8 @@ def resume(run: Path | str, **options: Any) -> Result:
     weights = files.read_place(folder, files.INIT_FILE)
     if weights is not None:
         values.setdefault("model", {})["init_from"] = str(weights)
-    return train(values, folder, resume=True, **options)
+    given: dict[str, Any] = {"device": device, "max_lost": max_lost, "trust": trust, "progress": progress}
+    return train(values, folder, data_root=data_root, resume=True, **given)
 
 
 def expected_seconds(plan: Plan, facts: Facts, device: str = "auto", trust: Collection[str] = ()) -> float:
