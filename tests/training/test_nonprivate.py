@@ -82,9 +82,3 @@ def test_its_updates_are_counted_and_its_claims_are_none(finished):
     assert (claims["num_lost"], claims["num_applied"], claims["epsilon_so_far"]) == (0, 20, None)
     result = json.loads((finished / "result.json").read_text())
     assert result["test_accuracy"] > 0.85 and result["epsilon"] is None
-
-
-def test_a_finished_one_tells_its_result_again(finished, tmp_path):
-    log = tmp_path / "log"
-    assert faults.run(command(finished, "--resume", "--json"), log=log) == 0
-    assert json.loads(log.read_text().splitlines()[-1])["num_steps"] == 20

@@ -41,26 +41,13 @@ def test_the_warm_up_binds_for_a_whole_run_at_decay_0_9999():
 
 
 ADAM = {"beta1": 0.8, "beta2": 0.95, "adam_epsilon": 1e-6}
+OF_ADAM = {"betas": (0.8, 0.95), "eps": 1e-6}
+NESTEROV, DAMPED = {"momentum": 0.9, "nesterov": True}, {"momentum": 0.9, "dampening": 0.9, "weight_decay": 0.1}
 OPTIMIZERS = [
-    ({}, torch.optim.SGD, {}),
-    ({"momentum": 0.9}, torch.optim.SGD, {"momentum": 0.9}),
-    ({"momentum": 0.9, "nesterov": True}, torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
-    (
-        {"momentum": 0.9, "dampening": 0.9, "weight_decay": 0.1},
-        torch.optim.SGD,
-        {"momentum": 0.9, "dampening": 0.9, "weight_decay": 0.1},
-    ),
-    (
-        {"name": "adam", **ADAM, "weight_decay": 0.1},
-        torch.optim.Adam,
-        {"betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1},
-    ),
-    (
-        {"name": "adamw", **ADAM, "weight_decay": 0.1},
-        torch.optim.AdamW,
-        {"betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1},
-    ),
-    ({"name": "adamw", **ADAM}, torch.optim.AdamW, {"betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.0}),
+    *((options, torch.optim.SGD, options) for options in ({}, {"momentum": 0.9}, NESTEROV, DAMPED)),
+    ({"name": "adam", **ADAM, "weight_decay": 0.1}, torch.optim.Adam, {**OF_ADAM, "weight_decay": 0.1}),
+    ({"name": "adamw", **ADAM, "weight_decay": 0.1}, torch.optim.AdamW, {**OF_ADAM, "weight_decay": 0.1}),
+    ({"name": "adamw", **ADAM}, torch.optim.AdamW, {**OF_ADAM, "weight_decay": 0.0}),
 ]
 
 
