@@ -92,7 +92,9 @@ def create(path: Path) -> None:
         InputError: If something is there already.
         MachineError: If it cannot be made.
     """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    with machine_faults(path):
+        is_taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+    if is_taken:
         raise InputError(f"{path} is not empty. Choose another --output, or go on with the run there by --resume.")
     make_folders(path)
 

@@ -102,9 +102,7 @@ def train(
         plan: From ``resolve``.
         dataset: What the plan was made for.
         folder: Of the new run, or of the one to go on with.
-        resume: Go on with the run in ``folder``, from its newest checkpoint; begin where nothing was begun; one that is
-            complete returns its result again.
-        device, max_lost, trust: As in `sfumato.train`.
+        device, resume, max_lost, trust: As in `sfumato.train`; a run that is complete returns its result again.
         progress: Who watches.
         looks: What is evaluated besides.
 
