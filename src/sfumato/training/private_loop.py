@@ -163,7 +163,13 @@ class PrivateLoop:
                 f"{', '.join(sorted(self._state))}. Give what was given when the loop began."
             )
         for name, value in self._state.items():
-            value.load_state_dict(found.state[name])
+            try:
+                value.load_state_dict(found.state[name])
+            except (RuntimeError, ValueError, KeyError) as error:
+                why = str(error).splitlines()[0]
+                raise InputError(
+                    f"{name} does not take what the checkpoint keeps of it: {why} Give it as it was."
+                ) from None
         self._step = found.step
         self._ledger.refuse_lost(self._step, max_lost)
         self._started.checkpoints.hold_room()
