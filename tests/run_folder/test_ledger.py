@@ -207,15 +207,6 @@ def test_no_file_of_a_run_takes_a_number_that_json_has_not(tmp_path, number):
         Metrics(step=1, epsilon=number, accuracy=0.5, accuracy_last=0.5)
 
 
-def test_an_existing_run_is_refused_naming_resume(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "something").touch()
-    with pytest.raises(InputError, match="--resume"):
-        files.create(tmp_path / "run")
-    files.create(tmp_path / "new")
-    assert stat.S_IMODE((tmp_path / "new" / "owner").stat().st_mode) == 0o700
-
-
 def test_lines_can_be_cut_back_to_a_step_and_a_torn_one_is_passed_over(tmp_path):
     path, line = tmp_path / "metrics.jsonl", Metrics(step=1, epsilon=0.5, accuracy=0.5, accuracy_last=0.5)
     lines = RecordLines(path, Metrics, 0o600)

@@ -134,12 +134,6 @@ def test_a_start_that_was_killed_in_any_write_begins_again(tmp_path, number):
     assert lines(folder).num_releases == 2
 
 
-def test_resume_begins_where_nothing_was_begun(tmp_path):
-    folder, few = tmp_path / "run", {"training__num_steps": 1, "model__options__width": 2}
-    assert faults.run(command(folder, "--resume", **few)) == 0
-    assert lines(folder).num_releases == 1
-
-
 ADAM = {"optimizer.name": "adam", "optimizer.learning_rate": 0.01}
 
 

@@ -92,9 +92,7 @@ def create(path: Path) -> None:
         InputError: If something is there already.
         MachineError: If it cannot be made.
     """
-    with machine_faults(path):
-        is_taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
-    if is_taken:
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError(f"{path} is not empty. Choose another --output, or go on with the run there by --resume.")
     make_folders(path)
 
@@ -157,13 +155,10 @@ def write_places(folder: Path, recipe: Recipe) -> None:
             write_atomically(folder / name, os.fsencode(os.path.abspath(place)), 0o600)
 
 
-def read_data_root(folder: Path) -> Path | None:
-    """Where the images of a run lie; None where its owner's note is not there."""
-    return read_place(folder, DATA_ROOT_FILE)
-
-
 def read_place(folder: Path, name: str) -> Path | None:
-    """What `write_places` noted; None where the note is not there."""
+    """Where a run's images lie (`DATA_ROOT_FILE`), or its first weights (`INIT_FILE`), as `write_places` noted; None
+    where the note is not there.
+    """
     path = folder / name
     if path.is_symlink() or not path.is_file():
         return None

@@ -114,11 +114,9 @@ def read(path: Path) -> Lines:
     Raises:
         InputError: If there is none, or it says something else than a ledger does.
     """
-    try:
-        return parse(path.read_bytes(), path)
-    except OSError as error:
-        why = error.strerror
-        raise InputError(f"{path} cannot be read ({why}), so what was spent is not known. Restore it.") from None
+    if not path.is_file():
+        raise InputError(f"{path} cannot be read, so what was spent is not known. Restore it from a copy.")
+    return parse(path.read_bytes(), path)
 
 
 def parse(content: bytes, path: Path) -> Lines:

@@ -352,12 +352,18 @@ def read(path: Path, kind: type[Kind]) -> Kind:
         InputError: If the file is missing, damaged, or says something else than this kind of record
             does.
     """
+    if not path.is_file():
+        raise InputError(f"{path} cannot be read. Give a whole run folder.")
+    return _parsed(path.read_bytes(), path, kind)
+
+
+def _parsed(content: bytes, path: Path, kind: type[Kind]) -> Kind:
     try:
-        return kind.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}. Give a whole run folder.") from None
+        return kind.model_validate_json(content)
     except pydantic.ValidationError as error:
-        raise _damaged(path, error) from None
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "its content"
+        raise InputError(f"{path} is damaged: {where}: {first['msg']}. Restore it from a copy.") from None
 
 
 class RecordLines:
@@ -392,16 +398,7 @@ def read_lines(path: Path, kind: type[Kind]) -> list[Kind]:
         InputError: If a line is not of this kind.
     """
     whole = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    try:
-        return [kind.model_validate_json(line) for line in whole]
-    except pydantic.ValidationError as error:
-        raise _damaged(path, error) from None
-
-
-def _damaged(path: Path, error: pydantic.ValidationError) -> InputError:
-    first = error.errors(include_url=False)[0]
-    where = ".".join(map(str, first["loc"])) or "its content"
-    return InputError(f"{path} is damaged: {where}: {first['msg']}. Restore it from a copy.")
+    return [_parsed(line, path, kind) for line in whole]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -102,7 +102,7 @@ def train(
         raise InputError("a run to go on with is named by its folder: give output.")
     folder = launch.new_folder(name_of(recipe)) if output is None else Path(output)
     is_noted = resume and data_root is None and parsed.data.path is None
-    noted = files.read_data_root(folder) if is_noted else None
+    noted = files.read_place(folder, files.DATA_ROOT_FILE) if is_noted else None
     root = noted or (None if data_root is None else Path(data_root))
     if root is not None:
         parsed = parsed.model_copy(update={"data": parsed.data.model_copy(update={"path": str(root)})})
