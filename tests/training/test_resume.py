@@ -135,9 +135,10 @@ def test_a_start_that_was_killed_in_any_write_begins_again(tmp_path, number):
 
 
 ADAM = {"optimizer.name": "adam", "optimizer.learning_rate": 0.01}
+ON_FEATURES = {"model.trainable": "classifier", "model.features": "raw"}
 
 
-@pytest.mark.parametrize("settings", [{"optimizer.momentum": 0.9}, ADAM, {"model.trainable": "classifier"}], ids=str)
+@pytest.mark.parametrize("settings", [{"optimizer.momentum": 0.9}, ADAM, ON_FEATURES], ids=str)
 @pytest.mark.parametrize("die_at", [("ledger", 11, 0.5), ("file", 9, 1.0)], ids=str)
 def test_a_run_of_a_public_seed_ends_bit_equal_whatever_kills_it(tmp_path, die_at, settings):
     more = words({"run.seed": 3, **settings})
