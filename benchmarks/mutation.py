@@ -124,8 +124,7 @@ TESTS = {
     "training/own_loop.py": _tests("training", "own_loop own_loop_faults own_loop_folder"),
     "training/first_release.py": _tests("training", "first_release"),
     "training/features.py": _tests("training", "features"),
-    "training/nonprivate.py": _tests("training", "nonprivate"),
-    **{f"training/{name}.py": _OF_LOOP for name in ("loop", "budget", "held_out", "outcome")},
+    **{f"training/{name}.py": _OF_LOOP for name in ("loop", "outcome")},
     "run_folder/": [
         *_tests("run_folder", "ledger_and_files session environment"),
         *_OF_TRAINING,

@@ -28,7 +28,7 @@ from sfumato.models.layers import UnitLinear, centred
 from sfumato.models.weights import read_weights
 from sfumato.planning import classifiers
 from sfumato.planning.resolve import resolve
-from sfumato.training.learner import build_learner
+from sfumato.training.learner import Learner
 
 STEPS, CLIPPING_NORM, DELTA = 100, 0.5, 1e-5
 _TRAIN = 16_000
@@ -72,7 +72,7 @@ def all_features() -> Set:
     dataset = loading.load_for(recipe, None, print)
     weights = read_weights("efficientnet_lite0", "package")
     plan = resolve(recipe, dataset.facts)
-    learner = build_learner(plan, dataset, torch.device("cpu"), None, weights=weights, report=print)
+    learner = Learner(plan, dataset, torch.device("cpu"), weights=weights, report=print)
     learner.initialise(np.zeros(1, np.uint64))
     train, scored = learner.source.train, learner.source.held_out
     x = torch.cat([part.batch(torch.arange(len(part))) for part in (train, scored)])

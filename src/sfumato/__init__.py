@@ -8,7 +8,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "Ema": "sfumato.training.ema",
+    "Ema": "sfumato.training.state",
     "Mechanism": "sfumato.accounting.mechanism",
     "PrivateLoop": "sfumato.training.private_loop",
     "audit_canary": "sfumato.auditing.canary",

@@ -25,7 +25,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 __all__ = [
-    "HOOKS",
     "HigherOrderOperator",
     "OpOverload",
     "TorchDispatchMode",
@@ -39,9 +38,6 @@ __all__ = [
     "tree_map",
     "tree_unflatten",
 ]
-
-# Attributes of a module that hold its hooks.
-HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 _GROUP_NORM = torch.ops.aten.native_group_norm.default
 _FORMULA = _decompositions[_GROUP_NORM]

@@ -27,7 +27,7 @@ from sfumato.planning.resolve import resolve, resolve_without_privacy
 from sfumato.randomness import Stream, Streams, new_key
 from sfumato.run_folder import coins
 from sfumato.training.display import Progress
-from sfumato.training.learner import build_learner
+from sfumato.training.learner import Learner
 from sfumato.training.step import draw
 from tests.cli.test_audit import KEYS
 from tests.cli.test_cli import call, json_of, refused
@@ -221,7 +221,7 @@ def test_views_of_canaries_are_made_of_their_own_bits(digits):
 )
 def test_a_canary_that_takes_no_part_contributes_zero_and_one_that_does_its_clipped_gradient(digits, changes):
     plan, streams = resolve(recipe(**changes), digits.facts), Streams(0)
-    learner = build_learner(plan, digits, torch.device("cpu"), None)
+    learner = Learner(plan, digits, torch.device("cpu"))
 
     def clipped_sum(took_part, indices):
         learner.initialise(np.zeros(1, np.uint64), took_part)

@@ -1,7 +1,6 @@
 """The microbatch size is found by trying, and no number of attempts changes a result."""
 
 import math
-import time
 import weakref
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 
 from sfumato.clipping.microbatch import count_saved, default_microbatch_size, find_microbatch_size, fits_batch
 from sfumato.errors import MachineError
-from sfumato.training.loop import said_when_long
 
 
 @pytest.mark.parametrize("augmult", [0, 1, 4, 16])
@@ -103,12 +101,3 @@ def test_any_other_error_is_shown():
 
     with pytest.raises(RuntimeError, match="another"):
         find_microbatch_size(broken, 128, grows=False)
-
-
-def test_what_takes_long_is_said_once_and_what_does_not_is_not():
-    said = []
-    with said_when_long(lambda: said.append(1), seconds=0.05):
-        time.sleep(0.3)
-    with said_when_long(lambda: said.append(2), seconds=30):
-        pass
-    assert said == [1]

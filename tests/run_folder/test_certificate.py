@@ -8,7 +8,7 @@ from sfumato.config import DataConfig, parse
 from sfumato.data import loading as datasets
 from sfumato.planning.claims import claims
 from sfumato.planning.resolve import resolve
-from sfumato.run_folder.certificate import NOT_COVERED, SEARCH, certificate, public_inputs
+from sfumato.run_folder.certificate import NOT_COVERED, SEARCH, certificate, counted, public_inputs
 from sfumato.run_folder.launch import run_line
 from sfumato.run_folder.ledger import Lines, ReleaseLine
 
@@ -29,7 +29,8 @@ def claim_of():
             for number, step in enumerate(steps, start=1)
         ]
         whole, public = claims(plan, plan.mechanism), public_inputs(plan, dataset)
-        return certificate(plan, whole, Lines(run, releases), 3, "running", public, "ab" * 32, 0.5)
+        counts = counted(Lines(run, releases), 3, 0.5, "ab" * 32)
+        return certificate(plan, whole, "running", public, counts)
 
     return claim
 

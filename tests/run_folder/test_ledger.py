@@ -13,8 +13,8 @@ from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError, MachineError
 from sfumato.run_folder import files, ledger
 from sfumato.run_folder.checkpoint import Checkpoint, Checkpoints
-from sfumato.run_folder.files import JsonLines
 from sfumato.run_folder.ledger import Ledger, new_run_line
+from sfumato.run_folder.record import Metrics, RecordLines, read_lines
 
 MECHANISM = Mechanism(100, 10, 1.0, 8)
 
@@ -203,29 +203,21 @@ def test_a_written_file_is_on_disk_with_its_content_and_then_under_its_name(tmp_
 def test_no_file_of_a_run_takes_a_number_that_json_has_not(tmp_path, number):
     with pytest.raises(ValueError, match="not JSON compliant"):
         files.write_json(tmp_path / "file.json", {"number": number})
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        JsonLines(tmp_path / "lines.jsonl").append({"number": number})
+    with pytest.raises(ValueError, match="finite number"):
+        Metrics(step=1, epsilon=number, accuracy=0.5, accuracy_last=0.5)
 
 
-def test_an_existing_run_is_refused_naming_resume(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "something").touch()
-    with pytest.raises(InputError, match="--resume"):
-        files.create(tmp_path / "run")
-    files.create(tmp_path / "new")
-    assert stat.S_IMODE((tmp_path / "new" / "owner").stat().st_mode) == 0o700
-
-
-def test_json_lines_can_be_cut_back_to_a_step_and_pass_over_a_torn_line(tmp_path):
-    lines = JsonLines(tmp_path / "metrics.jsonl", 0o600)
+def test_lines_can_be_cut_back_to_a_step_and_a_torn_one_is_passed_over(tmp_path):
+    path, line = tmp_path / "metrics.jsonl", Metrics(step=1, epsilon=0.5, accuracy=0.5, accuracy_last=0.5)
+    lines = RecordLines(path, Metrics, 0o600)
     for step in range(1, 6):
-        lines.append({"step": step})
-    with (tmp_path / "metrics.jsonl").open("ab") as file:
+        lines.append(line.model_copy(update={"step": step}))
+    with path.open("ab") as file:
         file.write(b'{"step": 6, "accu')
-    assert [line["step"] for line in lines.read()] == [1, 2, 3, 4, 5]
+    assert [line.step for line in read_lines(path, Metrics)] == [1, 2, 3, 4, 5]
     lines.keep_up_to(3)
-    assert [line["step"] for line in lines.read()] == [1, 2, 3]
-    assert stat.S_IMODE(lines.path.stat().st_mode) == 0o600
+    assert [line.step for line in read_lines(path, Metrics)] == [1, 2, 3]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_two_processes_cannot_append_to_one_ledger(tmp_path):

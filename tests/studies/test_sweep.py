@@ -133,8 +133,9 @@ def weights(monkeypatch):
 
     def watched(self, gradient, release, step):
         update(self, gradient, release, step)
-        tensors = sorted(self.tensors().items())
-        seen.append((step, hashlib.sha256(b"".join(t.numpy().tobytes() for _, t in tensors)).hexdigest()))
+        memory = [kept for each in self.optimizer.state.values() for kept in each.values() if kept is not None]
+        tensors = [*self.model.state_dict().values(), *self.ema.averages[0].values(), *memory]
+        seen.append((step, hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest()))
 
     monkeypatch.setattr(State, "update", watched)
     return seen

@@ -12,32 +12,13 @@ from pathlib import Path
 # costs its own time only. It never computes anything itself.
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    [
-        "PIL.PngImagePlugin",
-        "cryptography.hazmat.primitives.ciphers",
-        "dp_accounting.pld.privacy_loss_distribution",
-        "dp_accounting.rdp",
-        "matplotlib.backends.backend_svg",
-        "matplotlib.figure",
-        "networkx",
-        "sfumato.accounting.attacker",
-        "sfumato.accounting.calibration",
-        "sfumato.cli.app",
-        "sfumato.data.folders",
-        "optuna.storages",
-        "sfumato.reporting.charts",
-        "sfumato.studies.sweep",
-        "sfumato.training.display",
-        "sfumato.training.loop",
-        "sklearn.datasets",
-        "torch._dynamo",
-        "torch._export.passes",
-        "torch._export.serde",
-        "torch._functorch.aot_autograd",
-        "torch._inductor.codegen",
-        "torch.export._trace",
-        "torch.func",
-    ]
+    (
+        "PIL.PngImagePlugin cryptography.hazmat.primitives.ciphers dp_accounting.pld.privacy_loss_distribution "
+        "dp_accounting.rdp matplotlib.backends.backend_svg matplotlib.figure networkx optuna.storages sklearn.datasets "
+        "torch._dynamo torch._export.passes torch._export.serde torch._functorch.aot_autograd torch._inductor.codegen "
+        "torch.export._trace torch.func sfumato.accounting.attacker sfumato.accounting.calibration sfumato.cli.app "
+        "sfumato.data.folders sfumato.reporting.charts sfumato.studies.sweep sfumato.training.display"
+    ).split()
 )
 
 
@@ -64,15 +45,9 @@ def start(
     return process
 
 
-def run(
-    arguments: list[str],
-    die_at: tuple[str, int, float] | None = None,
-    log: Path | None = None,
-    modules: Path | None = None,
-    watch: Path | None = None,
-) -> int:
-    """Runs to the end; returns the exit status, negative for a signal."""
-    process = start(arguments, die_at, log, modules, watch)
+def run(arguments: list[str], *given, **options) -> int:
+    """Runs to the end; returns the exit status, negative for a signal. Arguments as of `start`."""
+    process = start(arguments, *given, **options)
     process.join(120)
     assert process.exitcode is not None, "the run hangs"
     return process.exitcode

@@ -9,7 +9,7 @@ import torch
 
 from sfumato.json_record import finite
 from sfumato.run_folder.record import PrivateMetrics, RecordLines, read_lines
-from sfumato.training.norm_histogram import norm_histogram
+from sfumato.training.step import norm_histogram
 from tests.cli.test_cli import call, json_of
 from tests.training.test_step import problem, step_of
 
@@ -51,18 +51,10 @@ def test_statistics_of_one_image_s_extremes_are_those_of_exact_arithmetic(norm, 
 def test_what_is_still_not_finite_is_none_and_read_again(tmp_path):
     path = tmp_path / "metrics_private.jsonl"
     norms = norm_histogram(torch.tensor([1.0]), torch.tensor([1.0]), 1.0, {"w": torch.full((2,), 1e38)}, 1e-300)
-    line = PrivateMetrics(
-        step=1,
-        loss=finite(math.inf),
-        clipped_fraction=0.0,
-        grad_norm=None,
-        clipped_square=0.0,
-        norms=norms,
-        seconds=0.1,
-        phases={},
-    )
+    known = {"clipped_fraction": 0.0, "grad_norm": None, "clipped_square": 0.0, "seconds": 0.1, "phases": {}}
+    line = PrivateMetrics(step=1, loss=finite(math.inf), norms=norms, **known)
     assert norms.signal_to_noise is None and line.loss is None
-    RecordLines(path).append(line)
+    RecordLines(path, PrivateMetrics).append(line)
     assert read_lines(path, PrivateMetrics) == [line]
 
 
@@ -88,31 +80,14 @@ def nets(tmp_path, monkeypatch):
 @pytest.mark.parametrize("private", [True, False], ids=["private", "ordinary"])
 def test_a_run_ends_with_scores_whatever_its_norms_and_losses(nets, capsys, tmp_path, settings, private):
     run = tmp_path / "run"
-    settings = [
-        *settings,
-        "training.num_steps=4",
-        "training.batch_size=64",
-        "training.evaluate_every=1",
-        "training.engine=reference",
-    ]
-    settings += ["training.norm_histogram_every=1"] if private else []
-    words = [word for setting in settings for word in ("--set", setting)]
-    result = json_of(
-        capsys,
-        "train",
-        "demo/digits",
-        *words,
-        "--accountant",
-        "rdp",
-        "--output",
-        run,
-        *([] if private else ["--non-private"]),
-    )
+    few = ["num_steps=4", "batch_size=64", "evaluate_every=1", "engine=reference"]
+    few += ["norm_histogram_every=1"] if private else []
+    words = [word for setting in [*settings, *(f"training.{each}" for each in few)] for word in ("--set", setting)]
+    words += ["--accountant", "rdp", "--output", run, *([] if private else ["--non-private"])]
+    result = json_of(capsys, "train", "demo/digits", *words)
     assert result["private"] is private and 0 <= result["test_accuracy"] <= 1 and 0 <= result["test_accuracy_last"] <= 1
-    lines = [
-        json.loads(line, parse_constant=refuse)
-        for line in (run / "owner" / "metrics_private.jsonl").read_text().splitlines()
-    ]
+    noted = (run / "owner" / "metrics_private.jsonl").read_text().splitlines()
+    lines = [json.loads(line, parse_constant=refuse) for line in noted]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert all({"loss", "clipped_fraction", "grad_norm", "clipped_square"} <= line.keys() for line in lines)
     if private:

@@ -9,7 +9,7 @@ from sfumato.data import loading as datasets
 from sfumato.errors import InputError
 from sfumato.planning.resolve import resolve
 from sfumato.randomness import derived
-from sfumato.training.learner import build_learner
+from sfumato.training.learner import Learner
 from sfumato.training.step import draw
 
 
@@ -32,7 +32,7 @@ class Update:
     def sum(self, microbatch_size, model_key):
         training = {"batch_size": 16, "num_steps": 2, "microbatch_size": microbatch_size, "engine": "graph"}
         plan = resolve(parse({**self.recipe, "training": training}), self.dataset.facts)
-        learner = build_learner(plan, self.dataset, torch.device("cpu"), None, trust=[__name__])
+        learner = Learner(plan, self.dataset, torch.device("cpu"), trust=[__name__])
         view, model = derived(bytes(32), "views"), derived(bytes(32), model_key)
         learner.initialise(derived(bytes(32), "weights").uint64(1))
         indices = torch.arange(3, 40, 2).numpy()
@@ -55,19 +55,20 @@ def test_ordinary_training_takes_a_batch_whole_though_standardised_weights_are_k
     dataset = datasets.load(DataConfig(name="digits"), None, lambda text: None)
     model = {"name": "wide_resnet", "options": {"depth": 16, "width": 4}}  # 2.7 million weights, few values an image
     plan = resolve(parse({"data": {"name": "digits"}, "model": model, "training": {"num_steps": 2}}), dataset.facts)
-    assert build_learner(plan, dataset, torch.device("cpu"), None).microbatch_size == 128
+    assert Learner(plan, dataset, torch.device("cpu")).microbatch_size == 128
 
 
 def test_a_run_does_not_go_on_with_a_model_whose_code_changed():
     """The recipe names a module, whose code may be another one by then."""
     dataset = datasets.load(DataConfig(name="digits"), None, lambda text: None)
     plan = resolve(parse({"data": {"name": "digits"}, "training": {"num_steps": 2}}), dataset.facts)
-    learner = build_learner(plan, dataset, torch.device("cpu"), None)
+    learner = Learner(plan, dataset, torch.device("cpu"))
     word = derived(bytes(32), "weights").uint64(1)
     learner.initialise(word)
-    state = learner.state.tensors()
-    learner.initialise(word, state=dict(state))
-    name = next(name for name in state if name.startswith("model."))
-    for changed in ({**state, name: torch.zeros(3)}, {key: value for key, value in state.items() if key != name}):
+    state = learner.state.state_dict()
+    learner.initialise(word, state=state)
+    weights = state["model"]
+    name = next(iter(weights))
+    for changed in ({**weights, name: torch.zeros(3)}, {key: weights[key] for key in list(weights)[1:]}):
         with pytest.raises(InputError, match="its code changed since the run began"):
-            learner.initialise(word, state=changed)
+            learner.initialise(word, state={**state, "model": changed})

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from sfumato.clipping.protocol import Speed
 from sfumato.data.views import Views
 from sfumato.evaluation.objective import Objective
 from sfumato.run_folder import ledger
-from sfumato.training.nonprivate import OrdinaryStep
-from sfumato.training.step import Randomness
+from sfumato.training.step import OrdinaryStep, Randomness
 from tests.training import faults
 from tests.training.test_step import problem
 
@@ -25,7 +25,7 @@ def command(folder, *more):
 
 def gradient_of(model, images, indices, augmult=0, microbatch_size=4, max_grad_norm=None):
     views = Views("flip" if augmult else "none", augmult, 0)
-    step = OrdinaryStep(model, Objective(None), views, microbatch_size, max_grad_norm, "float32", False)
+    step = OrdinaryStep(model, Objective(None), views, microbatch_size, max_grad_norm, Speed())
     bits = np.random.default_rng(0).integers(0, 2**32, (len(images), augmult), dtype=np.uint32)
     randomness = Randomness(np.array(indices, dtype=np.int64), bits, bytes(32))
     gradient, statistics = step.collect(images, dict(model.named_parameters()), randomness)
@@ -82,9 +82,3 @@ def test_its_updates_are_counted_and_its_claims_are_none(finished):
     assert (claims["num_lost"], claims["num_applied"], claims["epsilon_so_far"]) == (0, 20, None)
     result = json.loads((finished / "result.json").read_text())
     assert result["test_accuracy"] > 0.85 and result["epsilon"] is None
-
-
-def test_a_finished_one_tells_its_result_again(finished, tmp_path):
-    log = tmp_path / "log"
-    assert faults.run(command(finished, "--resume", "--json"), log=log) == 0
-    assert json.loads(log.read_text().splitlines()[-1])["num_steps"] == 20

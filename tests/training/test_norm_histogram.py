@@ -7,11 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from sfumato.clipping import clipped_grad
 from sfumato.randomness import Streams
 from sfumato.training import step as step_module
-from sfumato.training.norm_histogram import norm_histogram
-from sfumato.training.step import PrivateStep
+from sfumato.training.step import norm_histogram
 from tests.training.test_step import CLIPPING_NORM, bits, flat, problem, step_of
 
 STREAMS = Streams(1)
@@ -46,33 +44,6 @@ def test_histogram_median_and_signal_to_noise_are_numpy_s_of_gradients_taken_one
     clipped = (gradients / np.maximum(norms, 1)[:, None]).sum(0)
     assert found.signal_to_noise == pytest.approx(np.linalg.norm(clipped) / (1.5 * len(clipped) ** 0.5), rel=1e-5)
     assert 0 < sum(found.counts[found.edges.index(1.0) + 1 :]) == (norms > 1).sum()
-
-
-def test_the_noise_of_an_update_is_as_long_as_the_ratio_assumes():
-    model, images = problem()
-    step = step_of(model, sigma=1.5)
-    randomness = bits(step, [], STREAMS)
-    grad_sum, statistics = step.collect(images, dict(model.named_parameters()), randomness, with_norms=True)
-    gradient = step.release(grad_sum, STREAMS.stream("noise"))
-    noise = flat(gradient) * step.mechanism.batch_size
-    assert float(noise.norm()) == pytest.approx(1.5 * len(noise) ** 0.5, rel=0.2)  # 4 standard deviations
-    assert (
-        statistics.norms.signal_to_noise == 0 and statistics.norms.median is None and sum(statistics.norms.counts) == 0
-    )
-
-
-def test_an_example_without_a_finite_loss_is_counted_apart():
-    model, images = problem()
-
-    def loss(outputs, labels):
-        values = nn.functional.cross_entropy(outputs, labels, reduction="none")
-        return values + torch.where(labels == 1, float("nan"), 0.0)
-
-    grad_fn = clipped_grad(model, loss, clipping_norm=1.0, microbatch_size=5)
-    step = PrivateStep(grad_fn, step_of(model).mechanism, step_of(model).views)
-    _, statistics = step.collect(images, dict(model.named_parameters()), bits(step, range(20)), with_norms=True)
-    lost = int((images.labels[:20] == 1).sum())
-    assert statistics.norms.not_finite == lost > 0 and sum(statistics.norms.counts) == 20 - lost
 
 
 def test_looking_at_the_norms_changes_no_bit_of_the_update_and_costs_nothing_when_off(monkeypatch):

@@ -80,13 +80,6 @@ def test_fewer_runs_than_a_folder_holds_are_no_series(tmp_path, capsys):
     assert "holds run-2 too" in refused(capsys, *WORDS, "--repeat", 1, "--output", tmp_path / "runs")
 
 
-def test_a_start_that_was_cut_short_is_gone_on_with(tmp_path, capsys):
-    folder = tmp_path / "runs"
-    (folder / "run-1" / "checkpoints").mkdir(parents=True)
-    (folder / "run-1" / "ledger.jsonl").touch()
-    assert call(capsys, *WORDS, "--repeat", 1, "--output", folder)[0] == 0
-
-
 def test_a_series_is_no_unfinished_run(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert call(capsys, *WORDS, "--repeat", 1)[0] == 0

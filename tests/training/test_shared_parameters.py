@@ -50,15 +50,7 @@ def nets(tmp_path, monkeypatch):
 
 def test_every_name_of_a_shared_parameter_has_its_average(nets, capsys, tmp_path):
     run = tmp_path / "run"
-    words = (
-        "train",
-        "demo/digits",
-        *SHORT,
-        "--set",
-        "model.name=tied_nets:tied",
-        "--output",
-        run,
-    )
+    words = ("train", "demo/digits", *SHORT, "--set", "model.name=tied_nets:tied", "--output", run)
     result = json_of(capsys, *words)
     weights = load_file(run / "model.safetensors")
     for one, other in (("first", "layers.1"), ("second", "layers.3")):

@@ -9,8 +9,7 @@ from typing import Any
 
 from sfumato.auditing.bounds import new_split_seed
 from sfumato.errors import InputError
-from sfumato.run_folder.files import read_json, write_atomically
-from sfumato.run_folder.locks import lock
+from sfumato.run_folder.files import lock, read_json, write_atomically
 
 _SPLIT = "split_seed"
 

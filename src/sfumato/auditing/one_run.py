@@ -19,7 +19,7 @@ from sfumato.auditing.bounds import as_numbers, sides
 from sfumato.auditing.rates import stated
 from sfumato.auditing.record import GuessBound, GuessPower, OneRunResult
 from sfumato.errors import InputError
-from sfumato.run_folder.audited import Histogram
+from sfumato.run_folder.record import Histogram
 
 _SHARE = 5
 _LEAST = 40

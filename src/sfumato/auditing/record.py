@@ -3,7 +3,7 @@
 from typing import Literal
 
 from sfumato.json_record import Record
-from sfumato.run_folder.audited import Histogram
+from sfumato.run_folder.record import Histogram
 
 BoundName = Literal["clopper-pearson", "gaussian", "trade-off"]
 

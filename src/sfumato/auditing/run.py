@@ -16,8 +16,7 @@ from sfumato.evaluation.scores import predict_logits
 from sfumato.evaluation.trained import Trained
 from sfumato.reporting.page import write_report
 from sfumato.run_folder import coins, record
-from sfumato.run_folder.audited import OneRunClaim
-from sfumato.run_folder.record import Certificate
+from sfumato.run_folder.record import Certificate, OneRunClaim
 from sfumato.run_folder.verification import verify_run
 
 

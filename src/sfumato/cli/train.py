@@ -220,7 +220,7 @@ def _show_plan(
     from sfumato.json_record import finite
     from sfumato.planning.claims import claims
     from sfumato.planning.resolve import resolve, resolve_without_privacy
-    from sfumato.training.estimate import expected_seconds
+    from sfumato.training.trainer import expected_seconds
 
     facts_of_data = datasets.facts(parsed.data, data_root, output.note, datasets.images_per_person(parsed))
     plan = (resolve_without_privacy if non_private else resolve)(parsed, facts_of_data)

@@ -36,7 +36,7 @@ from sfumato.evaluation.evaluators import (
 from sfumato.evaluation.scores import evaluation_finding, predict_logits, score
 from sfumato.evaluation.trained import Trained, load
 from sfumato.json_record import Record
-from sfumato.run_folder.files import DATA_ROOT_FILE, read_data_root, write_json
+from sfumato.run_folder.files import DATA_ROOT_FILE, read_place, write_json
 
 Report = Callable[[str], None]
 
@@ -177,7 +177,7 @@ def _held_out(
         judged, names = labelled_images(Path(images), trained.classes, report=report, **how)
         return judged, "folder", names
     root = None if data_root is None else Path(data_root)
-    if root is None and (noted := read_data_root(folder)) is not None:
+    if root is None and (noted := read_place(folder, DATA_ROOT_FILE)) is not None:
         report(f"images of {noted}, as {folder / DATA_ROOT_FILE} says")
         root = noted
     recipe, data = trained.recipe, trained.recipe.data
@@ -213,7 +213,7 @@ def _trained_on(folder_of_images: str | Path | None, folder: Path, split: str) -
     """What to say where that is the folder which the owner's note says the run was trained on, one above it, or a part
     of it that is not held out under `data.split`.
     """
-    noted = read_data_root(folder)
+    noted = read_place(folder, DATA_ROOT_FILE)
     if noted is None or folder_of_images is None:
         return None
     root, images = noted.resolve(), Path(folder_of_images).resolve()

@@ -10,8 +10,7 @@ from sfumato.accounting.rounding import lower_epsilon_text
 from sfumato.reporting import formats
 from sfumato.reporting.charts import COLOURS, Curve, Panel, chart, linear, logarithmic
 from sfumato.reporting.html import Html, figure, paragraph, section, tiles
-from sfumato.run_folder.audited import Histogram, OneRunClaim
-from sfumato.run_folder.record import Certificate
+from sfumato.run_folder.record import Certificate, Histogram, OneRunClaim
 
 LEAST = 1e-5
 """The lowest rate of false alarms that is drawn."""

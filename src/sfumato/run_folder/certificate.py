@@ -1,6 +1,7 @@
 """privacy.json: what a run claims, and what it does not."""
 
-from typing import Any, Literal
+import dataclasses
+from typing import Any, Literal, TypeVar
 
 from sfumato.config import ResolvedRecipe
 from sfumato.data.examples import Dataset
@@ -9,6 +10,7 @@ from sfumato.planning.resolve import Plan
 from sfumato.run_folder.ledger import Lines
 from sfumato.run_folder.record import FORMAT_VERSION, Certificate, PublicInputs, ResultClaims, WeightsFacts
 
+Repeats = TypeVar("Repeats", ResultClaims, WeightsFacts)
 HELD_OUT = (
     "held-out images, on which accuracies are computed and probabilities calibrated: they get no guarantee, and the "
     "accuracies are not private"
@@ -61,32 +63,22 @@ COINS = "owner/canaries.json, which says which canaries took part: for the owner
 
 
 def certificate(
-    plan: Plan,
-    whole: Guarantee,
-    lines: Lines,
-    step: int,
-    status: Literal["running", "complete"],
-    public: PublicInputs,
-    sha256: str,
-    so_far: float | None,
+    plan: Plan, whole: Guarantee, status: Literal["running", "complete"], public: PublicInputs, counts: dict[str, Any]
 ) -> Certificate:
     """What a run claims: the epsilon of its whole plan, whenever it ends.
 
     Args:
         plan: The resolved run.
         whole: The claims of the whole plan.
-        lines: Of its ledger.
-        step: Updates that the model has.
         status: "running" or "complete".
         public: What is taken to be public about the images.
-        sha256: Of the ledger's lines.
-        so_far: Epsilon of what the ledger counts, or an upper bound.
+        counts: From `counted`.
     """
     privacy = plan.recipe.privacy
     return Certificate(
         **dict(whole),
         status=status,
-        **counted(lines, step, so_far, sha256),
+        **counts,
         clipping_norm=privacy.clipping_norm if privacy else None,
         public_inputs=public,
         precision=plan.recipe.training.precision,
@@ -95,17 +87,20 @@ def certificate(
 
 
 def counted(lines: Lines, step: int, epsilon_so_far: float | None, sha256: str) -> dict[str, Any]:
-    """The plan as a certificate states it, and what of it was released."""
-    mechanism = lines.run.mechanism
+    """The plan as a certificate states it, and what of it was released.
+
+    Args:
+        lines: Of the ledger.
+        step: Updates that the model has.
+        epsilon_so_far: Of what the ledger counts, or an upper bound.
+        sha256: Of the ledger's lines.
+    """
+    mechanism = dataclasses.asdict(lines.run.mechanism)
+    del mechanism["images_per_unit"]
     return {
+        **mechanism,
         "format_version": FORMAT_VERSION,
-        "sampling": mechanism.sampling,
-        "noise_multiplier": mechanism.noise_multiplier,
-        "sampling_prob": mechanism.sampling_prob,
-        "batch_size": mechanism.batch_size,
-        "num_examples": mechanism.num_examples,
-        "num_steps": mechanism.num_steps,
-        "first_release_noise": mechanism.first_release_noise,
+        "sampling_prob": lines.run.mechanism.sampling_prob,
         "num_lost": lines.num_releases - step,
         "num_applied": step,
         "epsilon_so_far": epsilon_so_far,
@@ -117,33 +112,27 @@ def counted(lines: Lines, step: int, epsilon_so_far: float | None, sha256: str) 
 
 def not_covered(plan: Plan) -> list[str]:
     """What the claims say nothing about, a line each."""
-    lines = list(NOT_COVERED)
-    if plan.recipe.privacy is not None and plan.recipe.privacy.unit == "person":
-        at = lines.index(SEVERAL_IMAGES)
-        lines[at : at + 1] = [PERSONS, ONE_OF_MANY] if plan.recipe.privacy.person_sampling == "persons" else [PERSONS]
+    privacy, selection, other = plan.recipe.privacy, plan.selection, dict[str, list[str]]()
+    if privacy is not None and privacy.unit == "person":
+        other[SEVERAL_IMAGES] = [PERSONS, ONE_OF_MANY] if privacy.person_sampling == "persons" else [PERSONS]
     if plan.recipe.model.pretrained_on is not None:
-        lines[lines.index(FROM_SCRATCH)] = f"pre-training data: {plan.recipe.model.pretrained_on}"
-    if plan.recipe.privacy is not None and plan.recipe.privacy.search_data is not None:
-        lines[0] = SEARCH[plan.recipe.privacy.search_data]
-    if plan.selection is not None:
-        lines[:1] = SELECTION
-        if plan.selection.score_noise is not None:
-            lines[lines.index(HELD_OUT)] = SCORED
-    if plan.recipe.audit.canaries:
-        lines.append(COINS)
-    return lines
+        other[FROM_SCRATCH] = [f"pre-training data: {plan.recipe.model.pretrained_on}"]
+    if privacy is not None and privacy.search_data is not None:
+        other[UNSEARCHED] = [SEARCH[privacy.search_data]]
+    if selection is not None:
+        other[UNSEARCHED] = SELECTION
+        if selection.score_noise is not None:
+            other[HELD_OUT] = [SCORED]
+    lines = [line for usual in NOT_COVERED for line in other.get(usual, [usual])]
+    return [*lines, COINS] if plan.recipe.audit.canaries else lines
 
 
-def result_claims(certificate: Certificate) -> ResultClaims:
-    """What of a certificate result.json repeats."""
-    kept = {key: value for key, value in certificate if key in ResultClaims.model_fields}
-    return ResultClaims(**kept, classes=certificate.public_inputs.classes)
-
-
-def weights_facts(certificate: Certificate) -> WeightsFacts:
-    """What of a certificate and of the public inputs the metadata of model.safetensors repeats."""
-    known = {**dict(certificate), **dict(certificate.public_inputs)}
-    return WeightsFacts(**{key: known[key] for key in WeightsFacts.model_fields})
+def repeated(kind: type[Repeats], certificate: Certificate) -> Repeats:
+    """What of a certificate and its public inputs result.json (`ResultClaims`) or the metadata of model.safetensors
+    (`WeightsFacts`) repeats.
+    """
+    known = {**dict(certificate.public_inputs), **dict(certificate)}
+    return kind(**{key: known[key] for key in kind.model_fields})
 
 
 def public_inputs(plan: Plan, dataset: Dataset) -> PublicInputs:

@@ -61,14 +61,11 @@ class Checkpoints:
         paths = self.paths()
         for path in reversed(paths):
             try:
-                found = torch.load(path, map_location="cpu", weights_only=True)
-                return Checkpoint(**found)
+                return Checkpoint(**torch.load(path, map_location="cpu", weights_only=True))
             except (OSError, RuntimeError, EOFError, ValueError, TypeError, pickle.UnpicklingError):
                 continue  # cut: the one before has all but the updates since
         if paths:
-            raise InputError(
-                f"no checkpoint in {self.folder} can be read. Restore one from a copy, or start a new run."
-            )
+            raise InputError(f"no checkpoint in {self.folder} can be read. Restore one, or start a new run.")
         return None
 
     def save(self, checkpoint: Checkpoint) -> None:
@@ -79,19 +76,16 @@ class Checkpoints:
             MachineError: If the disk is full or fails; the last checkpoint stays.
         """
         buffer = io.BytesIO()
-        torch.save({field.name: getattr(checkpoint, field.name) for field in dataclasses.fields(checkpoint)}, buffer)
+        torch.save(vars(checkpoint), buffer)
         try:
-            torch.load(io.BytesIO(buffer.getbuffer()), weights_only=True)
+            torch.load(io.BytesIO(buffer.getbuffer()), map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
-            raise InputError(
-                f"the state has something that a checkpoint could not give back: {str(error).splitlines()[0]} Keep "
-                "tensors and plain numbers in it."
-            ) from None
-        data = buffer.getbuffer()
+            why = str(error).splitlines()[0]
+            raise InputError(f"a checkpoint could not give back: {why} Keep tensors and plain numbers.") from None
         path = self._path(checkpoint.num_releases)
         with machine_faults(path):
             with self._open_room() as file:
-                file.write(data)
+                file.write(buffer.getbuffer())
                 file.truncate()
                 file.flush()
                 os.fsync(file.fileno())
@@ -104,7 +98,14 @@ class Checkpoints:
     def hold_room(self) -> None:
         """Before a start's first release, and after each checkpoint: room for the next one."""
         newest = self.paths()[-1]
-        self._hold(newest.stat().st_size * (_ROOM_OF_THE_FIRST if newest == self._path(0) else 1))
+        size = newest.stat().st_size * (_ROOM_OF_THE_FIRST if newest == self._path(0) else 1)
+        with machine_faults(self._room), self._open_room() as file:
+            missing = size - os.fstat(file.fileno()).st_size
+            if missing > 0 and hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            elif missing > 0:  # macOS has no such call
+                file.seek(0, os.SEEK_END)
+                file.write(bytes(missing))
 
     def free_room(self) -> None:
         """No more checkpoints follow."""
@@ -118,14 +119,4 @@ class Checkpoints:
         return self.folder / ".next"
 
     def _open_room(self) -> io.BufferedRandom:
-        descriptor = os.open(self._room, os.O_RDWR | os.O_CREAT, 0o600)
-        return os.fdopen(descriptor, "r+b")
-
-    def _hold(self, size: int) -> None:
-        with machine_faults(self._room), self._open_room() as file:
-            missing = size - os.fstat(file.fileno()).st_size
-            if missing > 0 and hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, size)
-            elif missing > 0:  # macOS has no such call
-                file.seek(0, os.SEEK_END)
-                file.write(bytes(missing))
+        return os.fdopen(os.open(self._room, os.O_RDWR | os.O_CREAT, 0o600), "r+b")

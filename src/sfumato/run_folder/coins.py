@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import numpy as np
-import pydantic
 
 from sfumato.errors import InputError
 from sfumato.json_record import Record
 from sfumato.randomness import Stream
+from sfumato.run_folder import record
 from sfumato.run_folder.files import OWNER, write_json
 
 COINS_FILE = f"{OWNER}/canaries.json"
@@ -39,15 +39,11 @@ def read(folder: Path, run_id: str, count: int) -> np.ndarray:
         InputError: If they are not there, or are another run's.
     """
     path = folder / COINS_FILE
-    try:
-        found = Coins.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
+    if not path.exists():
         raise InputError(
-            f"{path} is not there, so nobody knows which canaries took part. It is for the run's owner alone and in no "
-            "copy for sharing: name the folder that the run was trained in."
-        ) from None
-    except pydantic.ValidationError:
-        raise InputError(f"{path} is damaged. Restore it from a copy.") from None
+            f"{path} is not there: no copy for sharing says which canaries took part. Name the owner's own run folder."
+        )
+    found = record.read(path, Coins)
     if found.run_id != run_id or len(found.took_part) != count:
         raise InputError(f"{path} is another run's. Restore it from a copy.")
     return np.array(found.took_part, dtype=bool)

@@ -1,6 +1,7 @@
 """Writing files so that no fault loses or alters them. What a run leaves is listed in the package."""
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -66,52 +67,22 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:  # lists within lists
-        raise InputError(
-            f"{path} is missing or damaged ({type(error).__name__}). Give the folder of a run that this tool wrote."
-        ) from None
+        raise InputError(f"{path} is missing or damaged ({type(error).__name__}). Restore it from a copy.") from None
 
 
-class JsonLines:
-    """An append-only file with one JSON object a line, whose lines may be cut back to a step."""
+def lock(descriptor: int, path: Path) -> bool:
+    """Whether nobody else has a file's lock, and it was taken: it lasts while the descriptor is open, and dies with the
+    process.
 
-    def __init__(self, path: Path, mode: int = 0o644) -> None:
-        self.path = path
-        self.mode = mode
-
-    def append(self, value: dict[str, Any]) -> None:
-        with machine_faults(self.path):
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, self.mode)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write((json.dumps(value, allow_nan=False) + "\n").encode())
-
-    def read(self) -> list[dict[str, Any]]:
-        """All whole lines; a torn last one is passed over.
-
-        Raises:
-            InputError: If a line is no JSON object of a step.
-        """
-        lines = []
-        if self.path.exists():
-            for number, raw in enumerate(self.path.read_bytes().split(b"\n"), start=1):
-                try:
-                    line = json.loads(raw)
-                except ValueError:
-                    continue
-                except RecursionError:
-                    line = None
-                if not isinstance(line, dict) or type(line.get("step")) is not int:
-                    raise InputError(
-                        f"{self.path}, line {number}, is no line about a step: the file is "
-                        "damaged. Restore it from a copy, or delete it."
-                    )
-                lines.append(line)
-        return lines
-
-    def keep_up_to(self, step: int) -> None:
-        """Drops the lines of later steps, which are about to be made again."""
-        if self.path.exists():
-            kept = [json.dumps(line) + "\n" for line in self.read() if line["step"] <= step]
-            write_atomically(self.path, "".join(kept).encode(), self.mode)
+    Raises:
+        MachineError: If the file system has no locks.
+    """
+    with machine_faults(path):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def create(path: Path) -> None:
@@ -122,10 +93,7 @@ def create(path: Path) -> None:
         MachineError: If it cannot be made.
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise InputError(
-            f"{path} is not empty: it may hold another run. Choose another --output, or go on "
-            "with that run by --resume."
-        )
+        raise InputError(f"{path} is not empty. Choose another --output, or go on with the run there by --resume.")
     make_folders(path)
 
 
@@ -140,20 +108,13 @@ def make_folders(path: Path) -> None:
 
 
 def refuse_name(folder: Path) -> None:
-    """Refuses a run folder whose path is not UTF-8: its files name it, and could not be read again. And one whose
-    name no file system takes.
+    """Refuses a run folder whose path is not UTF-8: its files name it, and could not be read again.
 
     Raises:
-        InputError: If it is not, or too long.
+        InputError: If it is not.
     """
-    if any(len(os.fsencode(part)) > 255 for part in folder.parts):
-        raise InputError(f"a name in {str(folder)[:60]}... has more than 255 bytes. Choose a shorter --output.")
-    try:
-        str(folder).encode()
-    except UnicodeEncodeError:
-        raise InputError(
-            f"the name of {ascii(str(folder))} is not UTF-8, but the run's own files state it. Choose another --output."
-        ) from None
+    if any("\ud800" <= letter <= "\udfff" for letter in str(folder)):
+        raise InputError(f"the name of {ascii(str(folder))} is not UTF-8, but its files state it. Choose another.")
 
 
 def refuse_among_images(folder: Path, data: DataConfig, root: Path | None = None) -> None:
@@ -170,60 +131,44 @@ def refuse_among_images(folder: Path, data: DataConfig, root: Path | None = None
     """
     images = data.path if root is None else root
     if data.name == "folder" and images is not None and folder.resolve().is_relative_to(Path(images).resolve()):
-        raise InputError(
-            f"{folder} lies in the folder of images {images}: its files would be taken for "
-            "images. Choose an --output elsewhere."
-        )
+        raise InputError(f"{folder} lies in the folder of images {images}. Choose an --output elsewhere.")
 
 
-def refuse_links(folder: Path, *, below: bool = True) -> None:
+def refuse_links(folder: Path) -> None:
     """Refuses the folder of a run or a search in which a name leads elsewhere: whoever goes on there would append to or
     overwrite that file. The folder may be a stranger's.
-
-    Args:
-        folder: Of a run or a search.
-        below: Whether what lies in folders of it counts, too.
 
     Raises:
         InputError: Naming the link.
     """
-    link = next((path for path in folder.glob("**/*" if below else "*") if path.is_symlink()), None)
+    link = next((path for path in folder.glob("**/*") if path.is_symlink()), None)
     if link is not None:
-        raise InputError(
-            f"{link} is a symbolic link, and going on here would write where it leads. Put the file itself there."
-        )
+        raise InputError(f"{link} is a symbolic link, through which this would write. Put the file itself there.")
 
 
 def write_places(folder: Path, recipe: Recipe) -> None:
     """Notes for the owner where images and weights lie (`DATA_ROOT_FILE`, `INIT_FILE`)."""
     source = recipe.model.init_from
-    places = {
-        DATA_ROOT_FILE: recipe.data.path,
-        INIT_FILE: source if source is not None and Path(source).exists() else None,
-    }
-    for name, place in places.items():
+    weights = source if source is not None and Path(source).exists() else None
+    for name, place in ((DATA_ROOT_FILE, recipe.data.path), (INIT_FILE, weights)):
         if place is not None:
             write_atomically(folder / name, os.fsencode(os.path.abspath(place)), 0o600)
 
 
-def read_data_root(folder: Path) -> Path | None:
-    """Where the images of a run lie; None where its owner's note is not there."""
-    return read_place(folder, DATA_ROOT_FILE)
-
-
 def read_place(folder: Path, name: str) -> Path | None:
-    """What `write_places` noted; None where the note is not there."""
+    """Where a run's images lie (`DATA_ROOT_FILE`), or its first weights (`INIT_FILE`), as `write_places` noted; None
+    where the note is not there.
+    """
     path = folder / name
     if path.is_symlink() or not path.is_file():
         return None
-    root = os.fsdecode(path.read_bytes())
-    return Path(root) if os.path.isabs(root) and "\0" not in root else None
+    place = Path(os.fsdecode(path.read_bytes()))
+    return place if place.is_absolute() else None
 
 
 def sync_folder(folder: Path) -> None:
     """Makes names in a folder last through a crash."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
+    with contextlib.ExitStack() as afterwards:
+        descriptor = os.open(folder, os.O_RDONLY)
+        afterwards.callback(os.close, descriptor)
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

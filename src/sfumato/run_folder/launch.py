@@ -6,14 +6,13 @@ owner's notes; the ledger's first line; checkpoint 0, with all that is drawn onc
 
 import dataclasses
 import datetime
-import os
-import re
+import glob
 import secrets
+import time
 from pathlib import Path
 from typing import Any
 
 from sfumato import config
-from sfumato.config import Recipe
 from sfumato.data.examples import Dataset, dataset_digest
 from sfumato.errors import InputError
 from sfumato.planning.resolve import Plan
@@ -23,6 +22,8 @@ from sfumato.run_folder.checkpoint import Checkpoint, Checkpoints
 from sfumato.run_folder.ledger import LEDGER_FILE, MOST_LOST, Ledger, RunLine, new_run_line
 
 _IMAGES_FILE = f"{files.OWNER}/images_sha256"
+_CHECKPOINT_SECONDS = 300.0
+_OR_ANEW = "or start a new run with another --output; the epsilons of both add up."
 
 
 @dataclasses.dataclass
@@ -41,14 +42,33 @@ class Launch:
     checkpoints: Checkpoints
     checkpoint: Checkpoint | None
 
+    def __post_init__(self) -> None:
+        self._saved_at = self.checkpoint.num_releases if self.checkpoint else 0
+        self._saved_when = time.monotonic()
+
     @property
     def run_id(self) -> str:
         return self.ledger.lines.run.run_id
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the newest checkpoint has all releases."""
+        return self._saved_at == self.ledger.num_releases
+
+    def is_due(self, every: int | None = None) -> bool:
+        """Whether a checkpoint is: after so many releases (None: a fiftieth of the plan), after five minutes, and after
+        the last release.
+        """
+        count, num_steps = self.ledger.num_releases, self.ledger.lines.run.num_steps
+        is_time = time.monotonic() - self._saved_when > _CHECKPOINT_SECONDS
+        is_far = count - self._saved_at >= (every or max(num_steps // 50, 1))
+        return not self.is_saved and (is_far or is_time or count == num_steps)
 
     def save(self, state: dict[str, Any], step: int, facts: dict[str, Any]) -> None:
         """Writes the checkpoint of the model's update ``step``, which all releases so far led to."""
         lines = self.ledger.lines
         self.checkpoints.save(Checkpoint(self.run_id, lines.count, lines.num_releases, step, state, facts))
+        self._saved_at, self._saved_when = lines.num_releases, time.monotonic()
 
 
 def start(folder: Path, line: RunLine, *, anonymous: bool = False) -> Launch:
@@ -66,19 +86,17 @@ def start(folder: Path, line: RunLine, *, anonymous: bool = False) -> Launch:
     checkpoints = Checkpoints(folder / files.OWNER / "checkpoints")
     ledger = Ledger(folder / LEDGER_FILE, anonymous=anonymous)
     with ledger.closed_on_error():
-        found = checkpoints.newest()
-        if not ledger.is_new:
-            refuse_another_plan(ledger.lines.run, line, ledger.path)
-        lines = None if ledger.is_new else ledger.lines
+        found, lines = checkpoints.newest(), None if ledger.is_new else ledger.lines
+        if lines is not None:
+            refuse_another_plan(lines.run, line, ledger.path)
         if found is None and lines is not None and lines.releases:
             raise InputError(
-                f"{folder} has releases in its ledger and no checkpoint to go on from. Restore "
-                f"{files.OWNER}/checkpoints from a copy, or start a new run; the epsilons of both add up."
+                f"{ledger.path} has releases and there is no checkpoint of them. Restore it from a copy, {_OR_ANEW}"
             )
         if found is not None and (lines is None or found.run_id != lines.run.run_id or found.num_lines > lines.count):
             raise InputError(
                 f"{ledger.path} has fewer lines than the newest checkpoint, or is another run's: what was spent is not "
-                "known. Restore both from one copy, or start a new run; the epsilons of both add up."
+                f"known. Restore both from one copy, {_OR_ANEW}"
             )
         return Launch(folder, ledger, checkpoints, found)
 
@@ -92,7 +110,8 @@ def begin(folder: Path, plan: Plan, dataset: Dataset) -> Launch:
     with started.ledger.closed_on_error():
         if started.checkpoint is not None:
             raise InputError(f"another start began the run in {folder} meanwhile. Go on with it: sfumato resume.")
-        write_recipe(folder, plan)
+        files.write_atomically(folder / "recipe.toml", config.to_toml(config.shareable(plan.recipe)).encode())
+        files.write_places(folder, plan.recipe)
         files.write_atomically(folder / _IMAGES_FILE, dataset_digest(dataset).encode(), 0o600)
         if started.ledger.is_new:
             started.ledger.begin(run_line(plan))
@@ -129,9 +148,8 @@ def go_on(folder: Path, plan: Plan, dataset: Dataset, max_lost: float = MOST_LOS
         noted = folder / _IMAGES_FILE
         if not noted.is_file() or noted.read_text() != dataset_digest(dataset):
             raise InputError(
-                "the images changed since this run began (one that trains or is held out was added, removed, altered, "
-                f"relabelled or reordered), or {noted} is gone. Restore them, or start a new run with another "
-                "--output; the epsilons of both add up."
+                "the images changed since this run began (one was added, removed, altered, relabelled or reordered), "
+                f"or {noted} is gone. Restore them, {_OR_ANEW}"
             )
         files.write_places(folder, plan.recipe)
         if not plan.private:
@@ -149,8 +167,8 @@ def refuse_another_plan(stated: RunLine, expected: RunLine, path: Path) -> None:
     """
     if expected.model_copy(update={"run_id": stated.run_id}) != stated:
         raise InputError(
-            f"{path} was begun under another recipe, mechanism or number of images than this one: another plan is "
-            "another run. Give it as it was, or start a new run with another --output."
+            f"{path} was begun under another recipe, mechanism or number of images: another plan is another run. "
+            f"Give it as it was, {_OR_ANEW}"
         )
 
 
@@ -162,19 +180,8 @@ def run_line(plan: Plan) -> RunLine:
         unit=privacy.unit if privacy is not None and plan.private else None,
         clipping_norm=None if privacy is None else privacy.clipping_norm,
         delta=None if privacy is None else privacy.delta,
-        recipe_sha256=recipe_digest(plan.recipe),
+        recipe_sha256=digest(config.releasing_keys(plan.recipe)),
     )
-
-
-def recipe_digest(recipe: Recipe) -> str:
-    """SHA-256 of every key that changes a result."""
-    return digest(config.releasing_keys(recipe))
-
-
-def write_recipe(folder: Path, plan: Plan) -> None:
-    """recipe.toml, and notes for the owner where images and weights lie: `sfumato resume` needs no more."""
-    files.write_atomically(folder / "recipe.toml", config.to_toml(config.shareable(plan.recipe)).encode())
-    files.write_places(folder, plan.recipe)
 
 
 def refuse_changed_recipe(folder: Path, plan: Plan) -> None:
@@ -183,39 +190,25 @@ def refuse_changed_recipe(folder: Path, plan: Plan) -> None:
     Raises:
         InputError: Naming the first key that changed.
     """
-    path = folder / "recipe.toml"
-    if not path.exists():
-        return
-    before = config.releasing_keys(config.parse(config.read(path)))
-    now = config.releasing_keys(plan.recipe)
+    path, now = folder / "recipe.toml", config.releasing_keys(plan.recipe)
+    before = config.releasing_keys(config.parse(config.read(path))) if path.exists() else now
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) != now.get(key):
             raise InputError(
-                f"{key} was {before.get(key)!r} when this run began and is {now.get(key)!r} now: "
-                "a resumed run must keep its recipe. Give it as it was, or start a new run with "
-                "another --output."
+                f"{key} was {before.get(key)!r} when this run began and is {now.get(key)!r} now. Give it as it was, "
+                f"{_OR_ANEW}"
             )
 
 
 def refuse_other_files(folder: Path) -> None:
     """Refuses a folder without a ledger that has more than what a start leaves before the ledger's first line."""
-    strange = [
-        path.name
-        for path in (folder.iterdir() if folder.is_dir() else [])
-        if path.name not in ("recipe.toml", files.OWNER) and not path.name.endswith(".part")
-    ]
-    if folder.exists() and not folder.is_dir():
-        strange = [folder.name]
     if any((folder / files.OWNER / "checkpoints").glob("*.pt")):
-        raise InputError(
-            f"{folder / LEDGER_FILE} is missing, so what was spent is not known. Restore it from a copy, or start a "
-            "new run; the epsilons of both add up."
-        )
-    if strange:
-        raise InputError(
-            f"{folder} holds {strange[0]} and no run, so there is nothing to resume. Name the folder of a run, or an "
-            "empty one."
-        )
+        lost = folder / LEDGER_FILE
+        raise InputError(f"{lost} is missing, so what was spent is not known. Restore it from a copy, {_OR_ANEW}")
+    there = folder.iterdir() if folder.is_dir() else [folder] if folder.exists() else []
+    for path in there:
+        if path.name not in ("recipe.toml", files.OWNER) and not path.name.endswith(".part"):
+            raise InputError(f"{folder} holds {path.name} and no run: nothing to resume. Name a run's folder.")
 
 
 def new_folder(name: str) -> Path:
@@ -230,19 +223,11 @@ def newest_unfinished(name: str) -> Path:
     Raises:
         InputError: If there is none.
     """
-    named = re.compile(re.escape(name.replace("/", "-")) + r"-\d{8}T\d{6}Z-[0-9a-f]{4}")
-    found = Path("runs").iterdir() if Path("runs").is_dir() else []
-    candidates = [
-        path
-        for path in found
-        if named.fullmatch(path.name)
-        and path.is_dir()
-        and not any((path / name).exists() for name in ("result.json", "run-1"))
-        and not any(path.glob("seed-*"))  # nor is a series of runs one
-    ]
-    if not candidates:
+    runs = Path("runs").glob(f"{glob.escape(name.replace('/', '-'))}-????????T??????Z-????")
+    # Neither a sweep nor a series of runs has a recipe of its own.
+    unfinished = [path for path in runs if (path / "recipe.toml").exists() and not (path / "result.json").exists()]
+    if not unfinished:
         raise InputError(
-            f"there is no unfinished run of {name} in {os.path.join('runs', '')}. Name the folder "
-            "by --output, or leave out --resume."
+            f"there is no unfinished run of {name} in runs/. Name the folder by --output, or leave out --resume."
         )
-    return max(candidates, key=lambda path: path.stat().st_mtime)
+    return max(unfinished, key=lambda path: path.stat().st_mtime)

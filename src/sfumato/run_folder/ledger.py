@@ -12,15 +12,14 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from sfumato.accounting.mechanism import Mechanism, Sampling
 from sfumato.errors import InputError, MachineError
 from sfumato.json_record import Record
-from sfumato.run_folder.files import machine_faults, sync_folder
-from sfumato.run_folder.locks import lock
+from sfumato.run_folder.files import lock, machine_faults, sync_folder
 
 LEDGER_FILE = "ledger.jsonl"
 MOST_LOST = 0.05
@@ -58,15 +57,7 @@ class RunLine(Record):
     @property
     def mechanism(self) -> Mechanism:
         """The whole plan."""
-        return Mechanism(
-            self.num_examples,
-            self.batch_size,
-            self.noise_multiplier,
-            self.num_steps,
-            self.sampling,
-            self.images_per_unit,
-            self.first_release_noise,
-        )
+        return Mechanism(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Mechanism)})
 
 
 class ReleaseLine(Record):
@@ -104,7 +95,7 @@ class Lines:
 
     @property
     def has_first_release(self) -> bool:
-        return bool(self.releases) and self.releases[0].release == 0
+        return bool(self.releases) and self.releases[0].kind == "first release"
 
     @property
     def num_releases(self) -> int:
@@ -112,29 +103,9 @@ class Lines:
         return len(self.releases) - self.has_first_release
 
 
-def new_run_line(
-    mechanism: Mechanism,
-    *,
-    unit: Literal["image", "person"] | None,
-    clipping_norm: float | None,
-    delta: float | None,
-    recipe_sha256: str | None,
-) -> RunLine:
-    """The first line of a run that begins, with an id of its own."""
-    return RunLine(
-        run_id=secrets.token_hex(16),
-        unit=unit,
-        num_examples=mechanism.num_examples,
-        batch_size=mechanism.batch_size,
-        noise_multiplier=mechanism.noise_multiplier,
-        num_steps=mechanism.num_steps,
-        sampling=mechanism.sampling,
-        images_per_unit=mechanism.images_per_unit,
-        first_release_noise=mechanism.first_release_noise,
-        clipping_norm=clipping_norm,
-        delta=delta,
-        recipe_sha256=recipe_sha256,
-    )
+def new_run_line(mechanism: Mechanism, **stated: Any) -> RunLine:
+    """The first line of a run that begins, with an id of its own; ``stated`` is the rest of what it says."""
+    return RunLine(run_id=secrets.token_hex(16), **dataclasses.asdict(mechanism), **stated)
 
 
 def read(path: Path) -> Lines:
@@ -143,47 +114,43 @@ def read(path: Path) -> Lines:
     Raises:
         InputError: If there is none, or it says something else than a ledger does.
     """
-    try:
-        return parse(path.read_bytes(), path)
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror}), so what was spent is not known. Restore it from a copy."
-        ) from None
+    if not path.is_file():
+        raise InputError(f"{path} cannot be read, so what was spent is not known. Restore it from a copy.")
+    return parse(path.read_bytes(), path)
 
 
 def parse(content: bytes, path: Path) -> Lines:
     """The same of a file's bytes; a tail without a newline is left out."""
-    whole = content[: content.rfind(b"\n") + 1]
     try:
-        first, *others = whole.splitlines()
-        run = RunLine.model_validate_json(first)
-        releases = [ReleaseLine.model_validate_json(line) for line in others]
-        _ = run.mechanism
-    except (ValueError, InputError):  # no line at all, or one of another kind
+        first, *others = _whole(content).splitlines()
+        found = Lines(RunLine.model_validate_json(first), [ReleaseLine.model_validate_json(line) for line in others])
+        num_steps = found.run.mechanism.num_steps
+    except ValueError:  # no line at all, or one of another kind
         raise InputError(
-            f"{path} is no ledger of this version, or was altered or damaged, so what was spent is not known. Restore "
-            "it from a copy; without one, this run's epsilon cannot be stated."
+            f"{path} is no whole ledger of this version, so what was spent is not known. Restore it from a copy."
         ) from None
-    has_first = bool(releases) and releases[0].kind == "first release"
-    expected = range(0 if has_first else 1, len(releases) + (not has_first))
-    kinds = {line.kind for line in releases[has_first:]}
+    has_first, kinds = found.has_first_release, [line.kind for line in found.releases]
+    numbers = range(0 if has_first else 1, found.num_releases + 1)
     if (
-        [line.release for line in releases] != list(expected)
-        or kinds - {"release"}
-        or (has_first and run.first_release_noise is None and run.unit is not None)
-        or len(releases) - has_first > run.num_steps
+        [line.release for line in found.releases] != list(numbers)
+        or "first release" in kinds[1:]
+        or (has_first and found.run.first_release_noise is None and found.run.unit is not None)
+        or found.num_releases > num_steps
     ):
         raise InputError(
-            f"{path} does not count its releases from 1 up to at most {run.num_steps}, its plan: lines were removed or "
-            "added, so what was spent is not known. Restore it from a copy."
+            f"{path} does not count from 1 up to at most {num_steps}, its plan, so what was spent is not known. "
+            "Restore it from a copy."
         )
-    return Lines(run, releases)
+    return found
 
 
 def sha256_of(path: Path) -> str:
     """Of a ledger's whole lines, in hexadecimal."""
-    content = path.read_bytes()
-    return hashlib.sha256(content[: content.rfind(b"\n") + 1]).hexdigest()
+    return hashlib.sha256(_whole(path.read_bytes())).hexdigest()
+
+
+def _whole(content: bytes) -> bytes:
+    return content[: content.rfind(b"\n") + 1]
 
 
 class Ledger:
@@ -205,24 +172,19 @@ class Ledger:
 
     def __init__(self, path: Path, *, anonymous: bool = False) -> None:
         self.path = path
-        self._anonymous = anonymous
-        with machine_faults(path), contextlib.ExitStack() as unless_opened:
-            self._file = unless_opened.enter_context(open(path, "ab+", buffering=0))
+        with machine_faults(path):
+            self._file = open(path, "ab+", buffering=0)  # noqa: SIM115  (until `close`)
+        with self.closed_on_error(), machine_faults(path):
             if not lock(self._file.fileno(), path):
-                raise InputError(
-                    f"another process is training in {path.parent}, or a loop of this one that was not closed. "
-                    "Wait for it to end, or stop it first."
-                )
-            self._file.seek(0)
-            content = self._file.readall()
-            self._size = content.rfind(b"\n") + 1
-            if self._size:
-                self.lines = parse(content, path)
+                raise InputError(f"another process, or a loop that was not closed, holds {path}. End it first.")
+            whole = _whole(path.read_bytes())
+            self._size, self.is_new = len(whole), not whole
+            if whole:
+                self.lines = parse(whole, path)
             self._file.truncate(self._size)
-            unless_opened.pop_all()
-        self.is_new = self._size == 0
-        launches = [] if self.is_new else [line.launch or 0 for line in self.lines.releases]
-        self._launch, self._launch_id = max(launches, default=0) + 1, secrets.token_hex(8)
+        before = [] if self.is_new else [line.launch or 0 for line in self.lines.releases]
+        launch = {"launch": max(before, default=0) + 1, "launch_id": secrets.token_hex(8)}
+        self._launch: dict[str, Any] = dict.fromkeys(launch) if anonymous else launch
 
     @property
     def num_releases(self) -> int:
@@ -246,8 +208,7 @@ class Ledger:
                 process then counts no more.
         """
         number = self.num_releases + 1 if kind == "release" else 0
-        launch, launch_id = (None, None) if self._anonymous else (self._launch, self._launch_id)
-        line = ReleaseLine(kind=kind, release=number, step=step, launch=launch, launch_id=launch_id)
+        line = ReleaseLine(kind=kind, release=number, step=step, **self._launch)
         # Whether a line whose writing failed is whole on disk is not known: the next start will see.
         with self.closed_on_error(), machine_faults(self.path):
             if number > self.lines.run.num_steps:
@@ -260,8 +221,7 @@ class Ledger:
             raise MachineError(f"{self.path} was closed, so nothing more is released. Open its run again to go on.")
         if os.fstat(self._file.fileno()).st_size != self._size:
             raise MachineError(
-                f"{self.path} was written to by something else, so nothing more is released: another start of this run "
-                "may go on. Find out which, and stop one of them."
+                f"{self.path} was written to by something else, so nothing more is released. Stop the other start."
             )
         data = (line.model_dump_json() + "\n").encode()
         self._size += len(data)
@@ -283,21 +243,17 @@ class Ledger:
         if num_lost > max(_FEW, most_lost * num_steps):
             share = min(1.0, num_lost / num_steps + MOST_LOST)
             raise MachineError(
-                f"{num_lost} of {num_steps} updates were lost in crashes: they count for the epsilon, and the model "
-                f"has not got them. Go on all the same with --max-lost {share:.2f}, or begin a new run with another "
-                "--output; the epsilons of both add up."
+                f"{num_lost} of {num_steps} updates were lost in crashes: they count, and the model has not got them. "
+                f"Go on with --max-lost {share:.2f}, or begin a new run; the epsilons of both add up."
             )
 
     def cut_back(self, count: int) -> None:
         """Keeps the first lines alone: for a run that claims nothing, whose updates are made again, bit for bit."""
-        run, releases = self.lines.run, self.lines.releases[: count - 1]
-        assert run.unit is None
+        assert self.lines.run.unit is None
         with machine_faults(self.path):
-            self._file.seek(0)
-            content = self._file.readall()
-            self._size = sum(len(line) for line in content.splitlines(keepends=True)[:count])
+            self._size = sum(map(len, self.path.read_bytes().splitlines(keepends=True)[:count]))
             self._file.truncate(self._size)
-        self.lines = Lines(run, releases)
+        del self.lines.releases[count - 1 :]
 
     @contextlib.contextmanager
     def closed_on_error(self) -> Iterator[None]:

@@ -1,6 +1,8 @@
 """The public files of a run as types: what is written is what is read, by everybody."""
 
 import dataclasses
+import json
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -11,19 +13,13 @@ from sfumato import config
 from sfumato.errors import InputError
 from sfumato.json_record import Record
 from sfumato.planning.claims import Guarantee
-from sfumato.run_folder.audited import OneRunClaim
-from sfumato.run_folder.files import JsonLines, write_json
+from sfumato.run_folder.files import OWNER, machine_faults, write_atomically, write_json
 
-CERTIFICATE_FILE, RESULT_FILE, METRICS_FILE, PRIVATE_METRICS_FILE = (
-    "privacy.json",
-    "result.json",
-    "metrics.jsonl",
-    "owner/metrics_private.jsonl",
-)
+CERTIFICATE_FILE, RESULT_FILE, METRICS_FILE = "privacy.json", "result.json", "metrics.jsonl"
+PRIVATE_METRICS_FILE = f"{OWNER}/metrics_private.jsonl"
+CALIBRATION_FILE, WEIGHTS_FILE = "calibration.json", "model.safetensors"
 FORMAT_VERSION = 1
 """Of privacy.json, result.json, model.safetensors and the ledger."""
-CALIBRATION_FILE = "calibration.json"
-WEIGHTS_FILE = "model.safetensors"
 
 Kind = TypeVar("Kind", bound=Record)
 
@@ -111,6 +107,49 @@ class LoopCertificate(Counted):
     not_covered: list[str]
 
 
+class Histogram(Record):
+    """How many canaries have which score.
+
+    Attributes:
+        edges: Between bins, ascending: one more than there are bins.
+        members: Of the canaries that took part, in each bin.
+        non_members: Of those that took none.
+    """
+
+    edges: Annotated[list[float], Field(min_length=2)]
+    members: list[int]
+    non_members: list[int]
+
+
+class OneRunClaim(Record):
+    """What `sfumato audit one-run` showed: it depends on the released model, on canaries that everybody can make
+    and on their coins, hence on no training image but through what the certificate covers.
+
+    Attributes:
+        epsilon_lower_bound: Epsilon is at least that, with this confidence; 0: nothing was shown.
+        bound: By whom.
+        confidence: Of the bound.
+        delta: At which epsilon is bounded.
+        num_canaries: m.
+        num_guesses: Canaries that the attacker was sure enough of.
+        num_right: Guesses that were right.
+        perfect: What an attacker who is never wrong would have shown.
+        violated: Whether the claimed epsilon is refuted.
+        scores: Of all canaries.
+    """
+
+    epsilon_lower_bound: float
+    bound: str
+    confidence: float
+    delta: float
+    num_canaries: int
+    num_guesses: int
+    num_right: int
+    perfect: float
+    violated: bool
+    scores: Histogram
+
+
 class Certificate(LoopCertificate):
     """privacy.json of a run.
 
@@ -177,16 +216,9 @@ class Result(ResultClaims):
 
     @pydantic.model_validator(mode="after")
     def _refuse_what_disagrees(self) -> "Result":
-        if self._on_test() != (self.test_accuracy, self.test_accuracy_last, self.test_accuracy_top5):
-            raise ValueError("test_accuracy is accuracy again where held_out is the test split, and nowhere else")
         if len(self.per_class) != len(self.classes):
             raise ValueError("per_class has one number for each class")
         return self
-
-    def _on_test(self) -> tuple[float | None, ...]:
-        return (
-            (self.accuracy, self.accuracy_last, self.accuracy_top5) if self.held_out == "test" else (None, None, None)
-        )
 
     def as_json(self) -> dict[str, Any]:
         absent = set() if self.held_out == "test" else {"test_accuracy", "test_accuracy_last", "test_accuracy_top5"}
@@ -318,49 +350,53 @@ def read(path: Path, kind: type[Kind]) -> Kind:
         InputError: If the file is missing, damaged, or says something else than this kind of record
             does.
     """
+    if not path.is_file():
+        raise InputError(f"{path} cannot be read. Give a whole run folder.")
+    return _parsed(path.read_bytes(), path, kind)
+
+
+def _parsed(content: bytes, path: Path, kind: type[Kind]) -> Kind:
     try:
-        return kind.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read: {error.strerror}. Give the folder of a run that this tool wrote."
-        ) from None
+        return kind.model_validate_json(content)
     except pydantic.ValidationError as error:
-        raise _damaged(path, error) from None
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "its content"
+        raise InputError(f"{path} is damaged: {where}: {first['msg']}. Restore it from a copy.") from None
 
 
 class RecordLines:
     """An append-only file with a record about a step in each line; lines may be cut back to a step."""
 
-    def __init__(self, path: Path, mode: int = 0o644) -> None:
-        self._lines = JsonLines(path, mode)
+    def __init__(self, path: Path, kind: type[Metrics | PrivateMetrics], mode: int = 0o644) -> None:
+        self.path, self.kind, self.mode = path, kind, mode
 
     def append(self, line: Metrics | PrivateMetrics) -> None:
         """Adds a line; what has its default is left out."""
-        self._lines.append(line.model_dump(mode="json", exclude_defaults=True))
+        with machine_faults(self.path):
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, self.mode)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(_line(line))
 
     def keep_up_to(self, step: int) -> None:
         """Drops the lines of later steps, which are about to be made again."""
-        self._lines.keep_up_to(step)
+        if self.path.exists():
+            kept = [_line(line) for line in read_lines(self.path, self.kind) if line.step <= step]
+            write_atomically(self.path, b"".join(kept), self.mode)
+
+
+def _line(line: Record) -> bytes:
+    return (json.dumps(line.model_dump(mode="json", exclude_defaults=True), allow_nan=False) + "\n").encode()
 
 
 def read_lines(path: Path, kind: type[Kind]) -> list[Kind]:
-    """The lines of a file about steps, in the order in which they were written; a torn last one is
-    passed over.
+    """The lines of a file about steps, in the order in which they were written; none where there is no file, and a torn
+    last one is passed over.
 
     Raises:
         InputError: If a line is not of this kind.
     """
-    try:
-        return [kind.model_validate(line) for line in JsonLines(path).read()]
-    except pydantic.ValidationError as error:
-        raise _damaged(path, error) from None
-
-
-def _damaged(path: Path, error: pydantic.ValidationError) -> InputError:
-    first = error.errors(include_url=False)[0]
-    where = ".".join(map(str, first["loc"])) or "its content"
-    what = {"missing": "is missing", "extra_forbidden": "is no key of it"}.get(first["type"], "is of another type")
-    return InputError(f"{path} is damaged: {where} {what}. Restore it from a copy.")
+    whole = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [_parsed(line, path, kind) for line in whole]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from sfumato import config
 from sfumato.errors import InputError
 from sfumato.json_record import Record
@@ -14,10 +16,8 @@ from sfumato.models.weights import Weights
 from sfumato.planning.claims import claims
 from sfumato.planning.resolve import Plan, why_not_private
 from sfumato.run_folder import launch, ledger, record
-from sfumato.run_folder.certificate import certificate, inputs_of_the_recipe, result_claims, weights_facts
-from sfumato.run_folder.record import Certificate, Metrics, PublicInputs, Result, WeightsFacts
-
-_NONE = ledger.ReleaseLine(kind="release", release=0, step=0, launch=None, launch_id=None)
+from sfumato.run_folder.certificate import certificate, counted, inputs_of_the_recipe, repeated
+from sfumato.run_folder.record import Certificate, Metrics, PublicInputs, Result, ResultClaims, WeightsFacts
 
 
 def verify_run(folder: Path) -> tuple[Certificate, Result]:
@@ -39,24 +39,25 @@ def verify_run(folder: Path) -> tuple[Certificate, Result]:
     launch.refuse_another_plan(lines.run, launch.run_line(plan), folder / ledger.LEDGER_FILE)
     if lines.num_releases != lines.run.num_steps:
         raise InputError(
-            f"{folder / record.RESULT_FILE} says that this run is complete, but its ledger has {lines.num_releases} of "
-            f"{lines.run.num_steps} releases: the result is another run's, or lines were removed. Restore the folder "
-            f"from a copy, or take {record.RESULT_FILE} away to go on with the run."
+            f"{folder / record.RESULT_FILE} stands beside a ledger of {lines.num_releases} of {lines.run.num_steps} "
+            "releases. Restore the folder from a copy, or take the result away to go on with the run."
         )
     # Which of its last releases a model has, after a crash, the ledger cannot say: at most the last one's step.
-    step = stated.num_applied if 0 <= stated.num_applied <= (lines.releases or [_NONE])[-1].step else -1
+    last = lines.releases[-1].step if lines.releases else 0
+    step = stated.num_applied if 0 <= stated.num_applied <= last else -1
     sha256 = ledger.sha256_of(folder / ledger.LEDGER_FILE)
     tensors, facts, own_recipe = _weights(folder / record.WEIGHTS_FILE)
     # An attack's result and the day are nothing that the ledger claims.
     whole = claims(plan, plan.mechanism)
     so_far = whole.epsilon if plan.selection is None else None
-    truth = certificate(plan, whole, lines, step, "complete", stated.public_inputs, sha256, so_far).model_copy(
+    counts = counted(lines, step, so_far, sha256)
+    truth = certificate(plan, whole, "complete", stated.public_inputs, counts).model_copy(
         update={"audit": stated.audit, "finished_on": stated.finished_on, "weights_sha256": tensors.digest}
     )
     _refuse_another(path, dict(stated.public_inputs), inputs_of_the_recipe(recipe))
-    _compare(path, stated, truth)
-    _compare(folder / record.RESULT_FILE, result, result_claims(truth))
-    _compare(folder / record.WEIGHTS_FILE, facts, weights_facts(truth))
+    _refuse_another(path, dict(stated), dict(truth))
+    _refuse_another(folder / record.RESULT_FILE, dict(result), dict(repeated(ResultClaims, truth)))
+    _refuse_another(folder / record.WEIGHTS_FILE, dict(facts), dict(repeated(WeightsFacts, truth)))
     _refuse_another(folder / record.WEIGHTS_FILE, config.releasing_keys(own_recipe), config.releasing_keys(recipe))
     record.read_lines(folder / record.METRICS_FILE, Metrics)
     return stated, result
@@ -80,24 +81,19 @@ def _plan_of(recipe: config.ResolvedRecipe, public: PublicInputs, lines: ledger.
     return Plan(recipe, planned, why_not_private(recipe, planned))
 
 
-def _compare(path: Path, stated: Record, expected: Record) -> None:
-    """Every value that is expected must be stated alike."""
-    _refuse_another(path, dict(stated), dict(expected))
-
-
 def _refuse_another(path: Path, stated: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Every value that is expected must be stated alike."""
     wrong = next((key for key, value in expected.items() if key not in stated or not _alike(stated[key], value)), None)
     if wrong is not None:
         raise InputError(
-            f"{path} states another {wrong} than this run's ledger and recipe give: it was altered, or is another "
-            "run's. Restore the folder from a copy."
+            f"{path} states another {wrong} than the run's ledger and recipe give. Restore the folder from a copy."
         )
 
 
 def _alike(stated: Any, expected: Any) -> bool:
     """Equal, but for the last digits of numbers, which another kind of processor computes otherwise."""
-    if isinstance(expected, Record):
-        expected, stated = expected.model_dump(), stated.model_dump() if isinstance(stated, Record) else stated
+    if isinstance(expected, Record) and isinstance(stated, Record):
+        expected, stated = dict(expected), dict(stated)
     if isinstance(expected, dict) and isinstance(stated, dict):
         return stated.keys() == expected.keys() and all(_alike(stated[key], expected[key]) for key in expected)
     if type(expected) is float and type(stated) in (int, float):
@@ -106,13 +102,11 @@ def _alike(stated: Any, expected: Any) -> bool:
 
 
 def _weights(path: Path) -> tuple[Weights, WeightsFacts, config.Recipe]:
-    from safetensors import SafetensorError, safe_open
-
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
+            weights = Weights({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118  (no mapping)
         facts = WeightsFacts.model_validate_json(metadata["sfumato"])
-        return Weights(tensors), facts, config.parse(tomllib.loads(metadata["recipe"]))
+        return weights, facts, config.parse(tomllib.loads(metadata["recipe"]))
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
         raise InputError(f"{path} is missing or damaged. Restore it from a copy, or train again.") from None

@@ -25,8 +25,7 @@ from sfumato.json_record import pick
 from sfumato.planning.resolve import resolve
 from sfumato.planning.solve import selection_of
 from sfumato.reporting.page import write_report
-from sfumato.run_folder.files import read_json, refuse_links, write_atomically, write_json
-from sfumato.run_folder.locks import lock
+from sfumato.run_folder.files import lock, read_json, refuse_links, write_atomically, write_json
 from sfumato.run_folder.record import RESULT_FILE, Result, read
 from sfumato.searching.draws import draw, expected_cost, refuse_untrainable_choices
 from sfumato.searching.options import SearchOptions

@@ -21,8 +21,7 @@ from sfumato.json_record import pick
 from sfumato.reporting.formats import note
 from sfumato.reporting.page import write_report
 from sfumato.run_folder import record
-from sfumato.run_folder.files import read_json, write_json
-from sfumato.run_folder.locks import lock
+from sfumato.run_folder.files import lock, read_json, write_json
 from sfumato.run_folder.record import Metrics, Result
 from sfumato.studies.grid import in_words
 from sfumato.studies.plan import Planned, PlannedCell, Run, images_of

@@ -1,26 +1,24 @@
 """A live line in a terminal or a notebook, plain lines elsewhere; always on stderr."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from sfumato.reporting import formats
 from sfumato.training.loop import Progress, StepFacts
 
 
-@contextmanager
+@contextlib.contextmanager
 def watching(progress: Progress | None) -> Iterator[Progress]:
     """Who watches a run: whoever is given, else a `Display`."""
     if progress is not None:
         yield progress
         return
     display = Display()
-    try:
+    with contextlib.closing(display):
         yield Progress(message=display.message, step=display.step)
-    finally:
-        display.close()
 
 
 class Display:
@@ -41,7 +39,6 @@ class Display:
         """Leaves the last line where it is."""
         if self._live is not None:
             self._live.stop()
-            self._live = None
 
     def message(self, text: str) -> None:
         """A line that stays."""
@@ -63,8 +60,8 @@ class Display:
     def _line(self, facts: StepFacts) -> str:
         done = facts.step - (self._first_step or 0)
         left = (time.perf_counter() - self._start) / max(done, 1) * (facts.num_steps - facts.step)
-        epsilon = f"  epsilon {formats.epsilon_text(facts.epsilon)}" if facts.epsilon is not None else ""
-        accuracy = f"  held-out {formats.per_cent(facts.accuracy)}" if facts.accuracy is not None else ""
+        epsilon = "" if facts.epsilon is None else f"  epsilon {formats.epsilon_text(facts.epsilon)}"
+        accuracy = "" if facts.accuracy is None else f"  held-out {formats.per_cent(facts.accuracy)}"
         minutes, seconds = divmod(int(left), 60)
         reached = f"step {facts.step}/{facts.num_steps}{epsilon}{accuracy}"
         return f"{reached}  {facts.images_per_second:,.0f} images/s  {minutes}:{seconds:02d} left"

@@ -16,6 +16,7 @@ from sfumato.data.images import ImageSet
 from sfumato.errors import InputError
 from sfumato.models.trainable import Backbone
 from sfumato.models.weights import Weights
+from sfumato.run_folder.files import machine_faults
 
 ROWS = 64
 """Images that are computed at once; always so many, so that none decides how another is rounded."""
@@ -46,7 +47,8 @@ def features_of(
         report: Takes lines about progress.
 
     Raises:
-        InputError: If features of made-up images are not finite, or there is no room.
+        InputError: If features of made-up images are not finite.
+        MachineError: If there is no room.
     """
     made_up = _made_up(backbone, images, device)
     settings = {
@@ -55,19 +57,21 @@ def features_of(
         "made up": hashlib.sha256(made_up.tobytes()).hexdigest(),  # no key tells all that code may compute
         "device": device.type,
     }
-    folder = store.slot_of(settings, "features") if len(images) >= _FEW else None
-    if folder is None:
-        values = np.zeros((len(images), *made_up.shape[1:]), np.float32)
-        for part, found in _computed(backbone, images, np.arange(len(images)), device, report):
-            values[part] = found
+
+    def fill(part: Path) -> None:
+        rows = store.Filling(part, len(images), {"values": (made_up.shape[1:], np.dtype(np.float32))})
+        for found in _computed(backbone, images, rows.num_filled, device, report):
+            rows.put(values=found)
+
+    slot = store.slot_of(settings, "features") if len(images) >= _FEW else None
+    if slot is None:
+        values = np.concatenate([made_up[:0], *_computed(backbone, images, 0, device, report)])
     else:
-        try:
-            values = _stored(folder, settings, backbone, images, made_up, device, report)
-        except OSError as error:
-            raise InputError(
-                f"features cannot be kept in {folder}: {error.strerror or error}. Free some space, or set "
-                "XDG_CACHE_HOME to a folder on another disk."
-            ) from None
+        with machine_faults(slot):
+            folder, was_there = store.made(slot, settings, fill, report)
+            values = np.array(store.read(folder).columns["values"])
+        if was_there:
+            report(f"read the features of {len(images)} images from the cache {folder}")
     wrong = np.flatnonzero(~np.isfinite(values).all(1))
     if len(wrong):
         report(
@@ -77,48 +81,23 @@ def features_of(
     return FeatureSet(torch.from_numpy(values), images.labels, images.readable, images.groups)
 
 
-def _stored(
-    slot: Path,
-    settings: dict[str, str],
-    backbone: Backbone,
-    images: ImageSet,
-    made_up: np.ndarray,
-    device: torch.device,
-    report: Callable[[str], None],
-) -> np.ndarray:
-    """The rows of a finished store, read into memory."""
-
-    def fill(part: Path) -> None:
-        rows = store.Filling(part, len(images), {"values": (made_up.shape[1:], np.dtype(np.float32))})
-        missing = np.arange(rows.num_filled, len(images))
-        for _, found in _computed(backbone, images, missing, device, report):
-            rows.put(values=found)
-
-    folder, was_there = store.made(slot, settings, fill, report)
-    if was_there:
-        report(f"read the features of {len(images)} images from the cache {folder}")
-    return np.array(store.read(folder).columns["values"])
-
-
 @torch.inference_mode()
 def _computed(
-    backbone: nn.Module, images: ImageSet, missing: np.ndarray, device: torch.device, report: Callable[[str], None]
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Indices and their rows, part by part."""
-    last = started = time.monotonic()
-    if len(missing):
-        report(f"computing the features of {len(missing)} images, once")
-    for start in range(0, len(missing), _PART):
-        part = missing[start : start + _PART]
-        rows = [
-            _rows(backbone, images, torch.from_numpy(part[at : at + ROWS]), device) for at in range(0, len(part), ROWS)
-        ]
-        yield part, torch.cat(rows).numpy()
+    backbone: nn.Module, images: ImageSet, first: int, device: torch.device, report: Callable[[str], None]
+) -> Iterator[np.ndarray]:
+    """The rows of all images from the first on, part by part."""
+    count, last = len(images), time.monotonic()
+    started = last
+    if first < count:
+        report(f"computing the features of {count - first} images, once")
+    for start in range(first, count, _PART):
+        part = torch.arange(start, min(start + _PART, count))
+        yield torch.cat([_rows(backbone, images, indices, device) for indices in part.split(ROWS)]).numpy()
+        done = start + len(part)
         if time.monotonic() - last > _PROGRESS_SECONDS:
-            last, done = time.monotonic(), start + len(part)
-            rate = done / (last - started)
-            left = (len(missing) - done) / rate
-            report(f"features of {done} of {len(missing)} images, {rate:.0f} a second, {left:.0f} s left")
+            last = time.monotonic()
+            left = (last - started) / (done - first) * (count - done)
+            report(f"features of {done} of {count} images, {left:.0f} s left")
 
 
 def _rows(backbone: nn.Module, images: ImageSet, indices: torch.Tensor, device: torch.device) -> torch.Tensor:

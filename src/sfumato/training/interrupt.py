@@ -32,21 +32,15 @@ def watch_for_interrupts() -> Iterator[Callable[[], bool]]:
     Outside the main thread signals cannot be caught, and ``interrupted()`` stays False.
     """
     seen: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
 
     def note(number: int, frame: object) -> None:
         if seen:
             raise Stopped
         seen.append(number)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    is_main = threading.current_thread() is threading.main_thread()
+    with _handled(note, *((signal.SIGINT, signal.SIGTERM) if is_main else ())):
         yield lambda: bool(seen)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -54,8 +48,14 @@ def stop_on_sigterm() -> Iterator[None]:
     """Makes SIGTERM raise KeyboardInterrupt, as SIGINT does, between the runs of a longer piece of
     work.
     """
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
+    with _handled(stop, signal.SIGTERM):
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _handled(handler: Callable[[int, object], None], *numbers: signal.Signals) -> Iterator[None]:
+    """Within, signals have this handler."""
+    with contextlib.ExitStack() as afterwards:
+        for number in numbers:
+            afterwards.callback(signal.signal, number, signal.signal(number, handler))
+        yield

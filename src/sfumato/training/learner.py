@@ -1,6 +1,6 @@
 """Network, source and update of one run together, ready to take updates."""
 
-import time
+import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -11,42 +11,65 @@ from sfumato.clipping import GradFn, clipped_grad
 from sfumato.clipping.clip import refuse_missing_tf32
 from sfumato.clipping.microbatch import default_microbatch_size
 from sfumato.clipping.protocol import Speed
-from sfumato.data.examples import Dataset
-from sfumato.data.views import Views
+from sfumato.data.canaries import WithCanaries, canary_images
+from sfumato.data.examples import Dataset, Examples, FeatureSet
+from sfumato.data.images import ImageSet
+from sfumato.data.views import People, Views
+from sfumato.errors import InputError
 from sfumato.evaluation.objective import Objective
 from sfumato.evaluation.scores import require_rows_apart
-from sfumato.models.layers import CentredLinear
+from sfumato.models.layers import CentredLinear, centred
 from sfumato.models.weights import Weights
 from sfumato.planning.resolve import Plan
 from sfumato.randomness import Stream
 from sfumato.training.allocator import keep_freed_memory
-from sfumato.training.features import ROWS
+from sfumato.training.features import features_of
 from sfumato.training.first_release import MeanFeatures
 from sfumato.training.network import Network
-from sfumato.training.nonprivate import OrdinaryStep
-from sfumato.training.source import Source, source_of
-from sfumato.training.state import State, model_state
-from sfumato.training.step import PrivateStep, Randomness, Statistics, Step
+from sfumato.training.state import State
+from sfumato.training.step import OrdinaryStep, PrivateStep, Randomness, Statistics
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Examples of one run: images, or features of them that are computed once.
+
+    Attributes:
+        train: Of the training images.
+        held_out: Of the held-out images.
+        drawn_from: What updates draw from: `train` with canaries behind, or people.
+    """
+
+    train: Examples
+    held_out: Examples
+    drawn_from: Examples | WithCanaries | People
 
 
 class Learner:
     """Takes updates. ``initialise`` must be called once, before the first.
+
+    Args:
+        plan: The resolved run.
+        dataset: Its images.
+        device: Where it computes.
+        recorded: Engine, methods and microbatch size of a run that goes on bit for bit; None: they are chosen.
+        trust: Modules that the model may come from.
+        weights: That it starts from; None: from scratch.
+        report: Takes lines that the user should read.
 
     Attributes:
         network: Model, and the part of it that trains.
         source: What updates draw from; from `initialise` on.
         update: How an update is computed: clipped, or ordinary.
         state: What an update changes.
-        grad_fn: For a private run, what sums clipped gradients, prepared; else None.
         first_release: What is released once before update 1; None: nothing.
         engine, methods, microbatch_size, num_workers: How gradients are computed.
     """
 
     source: Source
-    update: Step
+    update: PrivateStep | OrdinaryStep
     state: State
     methods: dict[str, str]
-    grad_fn: GradFn | None = None
     first_release: MeanFeatures | None = None
     _centred: CentredLinear
 
@@ -55,17 +78,24 @@ class Learner:
         plan: Plan,
         dataset: Dataset,
         device: torch.device,
-        speed: Speed,
+        recorded: dict[str, Any] | None = None,
         trust: Collection[str] = (),
         weights: Weights | None = None,
         report: Callable[[str], None] = lambda line: None,
     ) -> None:
+        keep_freed_memory()
         self._plan, self._dataset, self._device, self._report = plan, dataset, device, report
         recipe = plan.recipe
+        refuse_missing_tf32(recipe.training.precision, device)
+        speed = _speed(plan, device, recorded)
+        if speed.compile:
+            report("compiling the model, which takes some minutes")
         proportions = recipe.data.class_proportions
         self.objective = Objective(tuple(proportions) if proportions else None, recipe.training.label_smoothing)
         self.views = Views.of(recipe.augmentation)
         self.network = Network(plan, dataset, device, trust, weights)
+        for line in self.network.fitted.lines() if self.network.fitted else []:
+            report(line)
         trainable = (value for value in self.network.model.parameters() if value.requires_grad)
         self.num_parameters = sum(value.numel() for value in trainable)
         if recipe.model.features == "centred":
@@ -80,14 +110,9 @@ class Learner:
         self.microbatch_size = speed.microbatch_size or default_microbatch_size(
             0, max(1, self.views.augmult), self.network.values_saved()
         )
+        max_grad_norm = self._plan.recipe.optimizer.max_grad_norm
         self.update = OrdinaryStep(
-            self.network.trained,
-            self.objective,
-            self.views,
-            self.microbatch_size,
-            self._plan.recipe.optimizer.max_grad_norm,
-            speed.precision,
-            speed.compile,
+            self.network.trained, self.objective, self.views, self.microbatch_size, max_grad_norm, speed
         )
 
     def _prepare_private(self, speed: Speed) -> None:
@@ -95,7 +120,7 @@ class Learner:
         privacy, row = recipe.budget, network.blank_examples()
         of_people = privacy.person_sampling == "persons"
         augmult = (privacy.max_images_per_person or 0) if of_people else self.views.augmult
-        grad_fn = self.grad_fn = clipped_grad(
+        grad_fn: GradFn = clipped_grad(
             network.trained,
             self.objective.loss,
             clipping_norm=privacy.clipping_norm,
@@ -112,17 +137,15 @@ class Learner:
         self.engine, self.microbatch_size = prepared.name, prepared.microbatch_size
         self.methods, self.num_workers = grad_fn.methods, grad_fn.num_workers
         self.update = PrivateStep(grad_fn, self._plan.mechanism, self.views)
+        if self.engine == "reference":
+            why = f": {grad_fn.refusal}" if grad_fn.refusal else ""
+            self._report(f'engine "reference" computes one image at a time, which is slow{why}')
         require_rows_apart(network.trained, row)
         if network.backbone is not None:  # features may not be of several images
             require_rows_apart(network.backbone, network.blank())
 
-    @property
-    def refusal(self) -> str | None:
-        """Why a private run could not have a faster engine; None if it has the fastest."""
-        return self.grad_fn.refusal if self.grad_fn else None
-
     def initialise(
-        self, word: np.ndarray, took_part: np.ndarray | None = None, state: dict[str, torch.Tensor] | None = None
+        self, word: np.ndarray, took_part: np.ndarray | None = None, state: dict[str, Any] | None = None
     ) -> None:
         """Draws the initial weights from one uniform word, or takes those of a checkpoint; then computes what stays the
         same from then on.
@@ -130,20 +153,48 @@ class Learner:
         Args:
             word: (1,), uint64.
             took_part: (m,), bool: which canaries take part; None: there are none.
-            state: Of a run that goes on, as `State.tensors` gave it.
+            state: Of a run that goes on, as `State.state_dict` gave it.
         """
         if state is None:
             self.network.initialise(int(word[0]))
         else:  # features are of the network that the run began with
-            self.network.load(model_state(state))
-        self.source = source_of(self._plan, self._dataset, self.network, self._device, took_part, self._report)
+            self.network.load(state["model"])
+        self.source = self._source(took_part)
         if self.first_release is not None:
             self._centred = self.network.centred()
         self.state = State(self.network.model, self._plan.recipe)
         if state is not None:
-            self.state.load(state)
+            self.state.load_state_dict(state)
         if self.first_release is not None and not self.lacks_first_release:
-            self.source.centre(self._centred.centre)
+            self._centre_features()
+
+    def _source(self, took_part: np.ndarray | None) -> Source:
+        recipe, dataset = self._plan.recipe, self._dataset
+        train, held_out = self._seen(dataset.train), self._seen(dataset.held_out)
+        privacy = recipe.privacy
+        if privacy is not None and privacy.person_sampling == "persons":
+            assert privacy.max_images_per_person is not None
+            return Source(train, held_out, People(train, privacy.max_images_per_person))
+        if took_part is None:
+            return Source(train, held_out, train)
+        size = dataset.image_size
+        images = canary_images(
+            len(took_part),
+            len(dataset.classes),
+            mean=dataset.mean,
+            std=dataset.std,
+            image_size=size,
+            stored_size=recipe.data.stored_size(size),
+        )
+        return Source(train, held_out, WithCanaries(train, self._seen(images), took_part))
+
+    def _seen(self, images: ImageSet) -> ImageSet | FeatureSet:
+        """Images as `network.trained` takes them."""
+        if self.network.backbone is None:
+            return images
+        found = features_of(self.network.backbone, images, self._device, self._report)
+        self.network.model.train()
+        return found
 
     @property
     def lacks_first_release(self) -> bool:
@@ -154,7 +205,14 @@ class Learner:
         """From here on features are centred by what is released of the first sums."""
         assert self.first_release is not None
         self._centred.centre.copy_(self.first_release.release(sums, noise))
-        self.source.centre(self._centred.centre)
+        self._centre_features()
+
+    def _centre_features(self) -> None:
+        """Takes the centre off all features, in their own memory, once."""
+        centre = self._centred.centre
+        for features in (self.source.train, self.source.held_out):
+            assert isinstance(features, FeatureSet)
+            features.replace(lambda rows: centred(rows, centre.to(rows.device)))
 
     def collect(self, randomness: Randomness, release: int) -> tuple[dict[str, torch.Tensor], Statistics]:
         """What the gradients of one update add up to; in a private run nobody may see it."""
@@ -162,45 +220,34 @@ class Learner:
         with_norms = every is not None and (release == 1 or release % every == 0)
         return self.update.collect(self.source.drawn_from, self.state.parameters, randomness, with_norms=with_norms)
 
-    @torch.inference_mode()
-    def seconds_of_features(self, num_images: int) -> float:
-        """How long the features of so many images will take, from a batch of blank ones; 0 where none are computed."""
-        if self.network.backbone is None:
-            return 0.0
-        times = []
-        for _ in range(2):
-            start = time.perf_counter()
-            self.network.backbone(self.network.blank(ROWS)).sum().item()
-            times.append(time.perf_counter() - start)
-        return min(times) / ROWS * num_images
 
-
-def build_learner(
-    plan: Plan,
-    dataset: Dataset,
-    device: torch.device,
-    recorded: dict[str, Any] | None,
-    trust: Collection[str] = (),
-    weights: Weights | None = None,
-    report: Callable[[str], None] = lambda line: None,
-) -> Learner:
-    """A learner; its model may come from trusted modules alone, and starts from the weights that are given.
-
-    Args:
-        recorded: Engine, methods and microbatch size of a run that goes on bit for bit; None: they are chosen.
+def _speed(plan: Plan, device: torch.device, recorded: dict[str, Any] | None) -> Speed:
+    """How to compute: as the recipe says, else as recorded, else chosen; nothing is measured where equal seeds give
+    equal bits.
     """
-    keep_freed_memory()
     training = plan.recipe.training
-    refuse_missing_tf32(training.precision, device)
-    engine, methods = training.engine, None
+    engine, methods = training.engine, None if plan.recipe.run.seed is None else {"memory_format": "contiguous"}
     microbatch_size = None if training.microbatch_size == "auto" else training.microbatch_size
-    if plan.recipe.run.seed is not None:
-        methods = {"memory_format": "contiguous"}  # nothing measured: equal seeds give equal bits
     if recorded is not None:
         engine = recorded["engine"] if engine == "auto" else engine
-        microbatch_size = microbatch_size or recorded["microbatch_size"]
-        methods = recorded["methods"]
+        microbatch_size, methods = microbatch_size or recorded["microbatch_size"], recorded["methods"]
     # Operations on a small microbatch leave a second core idle; two microbatches side by side do not.
     workers = torch.get_num_threads() if device.type == "cpu" else 1
-    speed = Speed(engine, microbatch_size, methods, training.precision, training.compile, workers)
-    return Learner(plan, dataset, device, speed, trust, weights, report)
+    return Speed(engine, microbatch_size, methods, training.precision, training.compile, workers)
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name; "auto" takes a GPU where there is one.
+
+    Raises:
+        InputError: If there is no such device.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).item()  # "meta" holds no numbers
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f'--device "{name}" cannot be used: {reason}. Use "auto", "cpu" or "cuda".') from None
+    return device

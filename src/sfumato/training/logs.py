@@ -1,8 +1,7 @@
 """metrics.csv and TensorBoard's event files, written while a run trains (`run.log`)."""
 
-import csv
 import importlib.util
-import io
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,9 +11,12 @@ from sfumato.run_folder import record
 from sfumato.run_folder.files import OWNER, machine_faults, write_atomically
 from sfumato.run_folder.record import Metrics, PrivateMetrics
 
-CSV_FILE, PRIVATE_CSV_FILE, TENSORBOARD_FOLDER = "metrics.csv", f"{OWNER}/metrics_private.csv", f"{OWNER}/tensorboard"
-_PUBLIC = ("epsilon", "accuracy", "accuracy_last")
-_PRIVATE = ("loss", "clipped_fraction", "grad_norm")
+TENSORBOARD_FOLDER = f"{OWNER}/tensorboard"
+# What is logged of lines of a kind: their file, beside which the log lies; names; how TensorBoard calls them; mode.
+_LOGGED: dict[type[Metrics | PrivateMetrics], tuple[str, tuple[str, ...], str, int]] = {
+    Metrics: (record.METRICS_FILE, ("epsilon", "accuracy", "accuracy_last"), "", 0o644),
+    PrivateMetrics: (record.PRIVATE_METRICS_FILE, ("loss", "clipped_fraction", "grad_norm"), "not_private/", 0o600),
+}
 
 
 def log_kinds(run: RunConfig) -> set[Literal["csv", "tensorboard"]]:
@@ -47,45 +49,33 @@ class Logs:
     """
 
     def __init__(self, folder: Path, run: RunConfig) -> None:
-        self._folder, self._kinds, self._with_private = folder, log_kinds(run), run.log_private
+        self._folder, self._kinds = folder, log_kinds(run)
+        self._logged = {kind: said for kind, said in _LOGGED.items() if kind is Metrics or run.log_private}
         self._writer: Any = None
 
     def go_on_from(self, first_step: int) -> None:
         """Begins, or drops what was logged of this step and later ones, which are made again."""
-        if "csv" in self._kinds:
-            before = record.read_lines(self._folder / record.METRICS_FILE, Metrics) if self._has_metrics() else []
-            write_atomically(self._folder / CSV_FILE, _rows(("step", *_PUBLIC), before).encode())
-            if self._with_private:
-                path = self._folder / record.PRIVATE_METRICS_FILE
-                lines = record.read_lines(path, PrivateMetrics) if path.exists() else []
-                text = _rows(("step", *_PRIVATE), lines)
-                write_atomically(self._folder / PRIVATE_CSV_FILE, text.encode(), 0o600)
+        for kind, (file, names, _, mode) in self._logged.items() if "csv" in self._kinds else ():
+            path = self._folder / file
+            rows = [_row(line, names) for line in record.read_lines(path, kind)]
+            write_atomically(path.with_suffix(".csv"), "".join([_text(("step", *names)), *rows]).encode(), mode)
         if "tensorboard" in self._kinds:
             from torch.utils.tensorboard import SummaryWriter
 
-            self.close()
             place = self._folder / TENSORBOARD_FOLDER
             with machine_faults(place):
                 place.mkdir(exist_ok=True)
             self._writer = SummaryWriter(str(place), purge_step=first_step)
 
-    def _has_metrics(self) -> bool:
-        return (self._folder / record.METRICS_FILE).exists()
-
-    def public(self, line: Metrics) -> None:
-        """What an evaluated step reached."""
-        self._log(line, _PUBLIC, CSV_FILE, "")
-
-    def private(self, line: PrivateMetrics) -> None:
-        """Statistics of training images, where they are asked for."""
-        if self._with_private:
-            self._log(line, _PRIVATE, PRIVATE_CSV_FILE, "not_private/")
-
-    def _log(self, line: Metrics | PrivateMetrics, names: tuple[str, ...], file: str, prefix: str) -> None:
-        path = self._folder / file
+    def log(self, line: Metrics | PrivateMetrics) -> None:
+        """What an evaluated step reached; or statistics of training images, where they are asked for."""
+        if type(line) not in self._logged:
+            return
+        file, names, prefix, _ = self._logged[type(line)]
+        path = (self._folder / file).with_suffix(".csv")
         if "csv" in self._kinds:
             with machine_faults(path), path.open("a", encoding="ascii") as log:
-                log.write(_row([line.step, *(getattr(line, name) for name in names)]))
+                log.write(_row(line, names))
         if self._writer is not None:
             for name in names:
                 if (value := getattr(line, name)) is not None:
@@ -96,14 +86,11 @@ class Logs:
         """Nothing follows."""
         if self._writer is not None:
             self._writer.close()
-            self._writer = None
 
 
-def _rows(names: tuple[str, ...], lines: list[Any]) -> str:
-    return _row(names) + "".join(_row([getattr(line, name) for name in names]) for line in lines)
+def _row(line: Metrics | PrivateMetrics, names: tuple[str, ...]) -> str:
+    return _text([getattr(line, name) for name in ("step", *names)])
 
 
-def _row(values: Any) -> str:
-    written = io.StringIO()
-    csv.writer(written, lineterminator="\n").writerow(values)
-    return written.getvalue()
+def _text(values: Iterable[Any]) -> str:
+    return ",".join("" if value is None else str(value) for value in values) + "\n"

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import datetime
 import functools
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -13,36 +12,34 @@ from typing import Literal
 import torch
 
 from sfumato.accounting.accountants import EpsilonCurve
+from sfumato.clipping.clip import convolutions
 from sfumato.data.examples import Dataset
 from sfumato.errors import InputError, MachineError
 from sfumato.json_record import finite
 from sfumato.models.weights import Weights, read_weights
-from sfumato.planning.claims import Guarantee, claims
+from sfumato.planning.claims import claims
 from sfumato.planning.resolve import Plan
 from sfumato.randomness import Streams
 from sfumato.run_folder import coins, files, launch, ledger, record
-from sfumato.run_folder.certificate import certificate, public_inputs
-from sfumato.run_folder.device import pick_device
+from sfumato.run_folder.certificate import certificate, counted, public_inputs, repeated
 from sfumato.run_folder.launch import Launch
-from sfumato.run_folder.record import Certificate, Metrics, PrivateMetrics, RecordLines, Result
+from sfumato.run_folder.record import Certificate, Metrics, PrivateMetrics, RecordLines, Result, ResultClaims
 from sfumato.run_folder.verification import verify_run
 from sfumato.training.allocator import give_freed_memory_back
 from sfumato.training.draws import Draws
-from sfumato.training.held_out import (
+from sfumato.training.interrupt import Interrupted, watch_for_interrupts
+from sfumato.training.learner import Learner, pick_device
+from sfumato.training.logs import Logs, log_kinds
+from sfumato.training.outcome import (
     HeldOutScores,
     accuracy_on_training_images,
     held_out_scores,
+    save_weights,
     scores_with_views,
     warning_of_chance,
 )
-from sfumato.training.interrupt import Interrupted, watch_for_interrupts
-from sfumato.training.learner import Learner, build_learner
-from sfumato.training.logs import Logs, log_kinds
-from sfumato.training.outcome import result, save_weights
 from sfumato.training.step import Statistics
 from sfumato.training.world import World
-
-_CHECKPOINT_SECONDS = 300.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,11 +105,7 @@ def train(
         plan: From ``resolve``.
         dataset: What the plan was made for.
         folder: Of the new run, or of the one to go on with.
-        device: "auto", "cpu", "cuda" ...
-        resume: Go on with the run in ``folder``, from its newest checkpoint; begin where nothing was begun; one that is
-            complete returns its result again.
-        max_lost: The share of the plan's updates that crashes may cost the model before the run is refused.
-        trust: Modules that may be imported for the recipe's model, each by its full name.
+        device, resume, max_lost, trust: As in `sfumato.train`; a run that is complete returns its result again.
         progress: Who watches.
         looks: What is evaluated besides.
 
@@ -128,15 +121,18 @@ def train(
     files.refuse_among_images(folder, plan.recipe.data)
     plan, weights = _with_weights(plan)
     log_kinds(plan.recipe.run)
-    refuse_large_groups(plan, dataset.train.largest_group())
+    _refuse_large_groups(plan, dataset)
     if resume and (folder / record.RESULT_FILE).exists():
         launch.refuse_changed_recipe(folder, plan)
         return verify_run(folder)[1].model_copy(update={"run": str(folder)})  # it may have been moved
-    with contextlib.ExitStack() as stack:
+    with convolutions(plan.recipe.training.precision), contextlib.ExitStack() as stack:  # what is evaluated, too
         started = launch.go_on(folder, plan, dataset, max_lost) if resume else None
         if started is not None:
             stack.callback(started.ledger.close)
-        learner = _build(plan, dataset, device, started, trust, weights, progress)
+        # A run of a public seed goes on with the methods that it began with: equal bits.
+        found = None if started is None or plan.recipe.run.seed is None else started.checkpoint
+        recorded = None if found is None else found.facts["speed"]
+        learner = Learner(plan, dataset, pick_device(device), recorded, trust, weights, progress.message)
         if started is None:
             if not resume:
                 files.create(folder)
@@ -146,31 +142,6 @@ def train(
         stack.callback(logs.close)
         stack.callback(give_freed_memory_back)
         return _Run(plan, dataset, learner, started, progress, looks, logs).finish()
-
-
-def _build(
-    plan: Plan,
-    dataset: Dataset,
-    device: str,
-    started: Launch | None,
-    trust: Collection[str],
-    weights: Weights | None,
-    progress: Progress,
-) -> Learner:
-    """Model and engine. A run of a public seed goes on with the methods that it began with: equal bits."""
-    seeded = plan.recipe.run.seed is not None and started is not None and started.checkpoint is not None
-    recorded = started.checkpoint.facts["speed"] if seeded and started and started.checkpoint else None
-    compiles = "; compiling takes some minutes" if plan.recipe.training.compile else ""
-    with said_when_long(
-        lambda: progress.message(f"still tracing the model and trying how to differentiate it{compiles}")
-    ):
-        learner = build_learner(plan, dataset, pick_device(device), recorded, trust, weights, progress.message)
-    for line in learner.network.fitted.lines() if learner.network.fitted else []:
-        progress.message(line)
-    if plan.recipe.privacy is not None and learner.engine == "reference":
-        why = f": {learner.refusal}" if learner.refusal else ""
-        progress.message(f'engine "reference" computes one image at a time, which is slow{why}')
-    return learner
 
 
 def _with_weights(plan: Plan) -> tuple[Plan, Weights | None]:
@@ -193,94 +164,65 @@ def _with_weights(plan: Plan) -> tuple[Plan, Weights | None]:
     return dataclasses.replace(plan, recipe=stated), weights
 
 
-@contextlib.contextmanager
-def said_when_long(say: Callable[[], None], seconds: float = 8.0) -> Iterator[None]:
-    """Says something if the block takes longer than that."""
-    timer = threading.Timer(seconds, say)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def refuse_large_groups(plan: Plan, largest: tuple[str, int] | None) -> None:
-    """Refuses a person with more images than the certificate would cover.
-
-    Args:
-        plan: Of the run.
-        largest: The group with most training images and how many it has; None where images are not
-            grouped.
-
-    Raises:
-        InputError: Naming the group.
-    """
-    privacy = plan.recipe.privacy
-    if privacy is None or privacy.max_images_per_person is None or largest is None:
-        return
-    group, count = largest
-    if count > privacy.max_images_per_person:
+def _refuse_large_groups(plan: Plan, dataset: Dataset) -> None:
+    """Refuses a person with more images than the certificate would cover."""
+    privacy, largest = plan.recipe.privacy, dataset.train.largest_group()
+    limit = None if privacy is None else privacy.max_images_per_person
+    if limit is not None and largest is not None and largest[1] > limit:
         raise InputError(
-            f"group {group!r} has {count} training images, more than "
-            f"privacy.max_images_per_person = {privacy.max_images_per_person}: its epsilon would "
-            "not be covered. Raise the limit or remove images."
+            f"group {largest[0]!r} has {largest[1]} training images, more than privacy.max_images_per_person = "
+            f"{limit}: its epsilon would not be covered. Raise the limit or remove images."
         )
 
 
+@dataclasses.dataclass
 class _Run:
     """The loop's variables; ``finish`` reads from top to bottom."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        dataset: Dataset,
-        learner: Learner,
-        started: Launch,
-        progress: Progress,
-        looks: Looks,
-        logs: Logs,
-    ) -> None:
-        self.plan, self.dataset, self.learner = plan, dataset, learner
-        self.started, self.ledger, self.folder = started, started.ledger, started.folder
-        self.progress, self.looks, self.logs = progress, looks, logs
-        self.world = World()
+    plan: Plan
+    dataset: Dataset
+    learner: Learner
+    started: Launch
+    progress: Progress
+    looks: Looks
+    logs: Logs
+
+    def __post_init__(self) -> None:
+        plan, learner = self.plan, self.learner
+        self.ledger, self.folder = self.started.ledger, self.started.folder
         self.streams = Streams(plan.recipe.run.seed)
-        self.mechanism = plan.mechanism
-        self.draws = Draws(plan.mechanism, learner.views, self.streams)
-        self.metrics = RecordLines(self.folder / record.METRICS_FILE)
-        self.metrics_private = RecordLines(self.folder / record.PRIVATE_METRICS_FILE, mode=0o600)
+        self.mechanism, self.is_selected = plan.mechanism, plan.selection is not None
+        self.claims = claims(plan, plan.mechanism)
+        self.draws, self.world = Draws(plan.mechanism, learner.views, self.streams), World()
+        self.metrics = RecordLines(self.folder / record.METRICS_FILE, Metrics)
+        self.metrics_private = RecordLines(self.folder / record.PRIVATE_METRICS_FILE, PrivateMetrics, mode=0o600)
         self.seconds: dict[str, float] = {}
-        self.step = 0
-        self.seconds_before = 0.0
-        self.started_at = time.perf_counter()
+        self.step, self.seconds_before, self.started_at = 0, 0.0, time.perf_counter()
         self._initialise()
-        self.releases_before = self.ledger.num_releases
+        self.state, self.releases_before = learner.state, self.ledger.num_releases
 
     def _initialise(self) -> None:
         """All that is drawn once, in checkpoint 0; or what the newest checkpoint has."""
         learner, found, num_canaries = self.learner, self.started.checkpoint, self.plan.recipe.audit.canaries
-        word = self.streams.stream("initial weights").uint64(1)
+        word, took_part = self.streams.stream("initial weights").uint64(1), None
+        if num_canaries and found is None:
+            stream = self.streams.stream("coins of canaries")
+            took_part = coins.toss(self.folder, self.started.run_id, num_canaries, stream)
+        elif num_canaries:
+            took_part = coins.read(self.folder, self.started.run_id, num_canaries)
+        learner.initialise(word, took_part, None if found is None else found.state)
         if found is None:
-            took_part = None
-            if num_canaries:
-                stream = self.streams.stream("coins of canaries")
-                took_part = coins.toss(self.folder, self.started.run_id, num_canaries, stream)
-            learner.initialise(word, took_part)
             self._checkpoint()
         else:
-            took_part = coins.read(self.folder, self.started.run_id, num_canaries) if num_canaries else None
-            learner.initialise(word, took_part, found.state)
             self.step, self.seconds_before = found.step, found.facts["seconds"]
-            lost = self.ledger.num_releases - found.num_releases
-            if lost:
+            if lost := self.ledger.num_releases - found.num_releases:
                 self.progress.message(
                     f"{lost} update(s) since the last checkpoint are lost: they were released and count for the epsilon"
                 )
-        self.state = learner.state
-        for lines in (self.metrics, self.metrics_private):
-            lines.keep_up_to(0 if found is None else found.num_releases)
-        self.logs.go_on_from(1 if found is None else found.num_releases + 1)
+        kept = 0 if found is None else found.num_releases
+        self.metrics.keep_up_to(kept)
+        self.metrics_private.keep_up_to(kept)
+        self.logs.go_on_from(kept + 1)
 
     def finish(self) -> Result:
         """Takes every update that is left, evaluates, and writes what a finished run leaves."""
@@ -304,7 +246,6 @@ class _Run:
         """All that the plan has left. The scores are those of the last weights."""
         num_steps, ledger, learner, world = self.mechanism.num_steps, self.ledger, self.learner, self.world
         scores: HeldOutScores | None = None
-        last_checkpoint = time.monotonic()
         while ledger.num_releases < num_steps:  # the plan is a hard cap on releases
             release = ledger.num_releases + 1  # never repeats, whatever was lost
             with self._timed("sampling"):
@@ -327,21 +268,16 @@ class _Run:
             accuracy = scores.averaged.accuracy if scores else None
             epsilon, rate = self._curve(release), self._images_per_second(release)
             self.progress.step(StepFacts(release, num_steps, epsilon, accuracy, rate, evaluated))
-            stops, is_due = interrupted(), release % self._checkpoint_every == 0 or release == num_steps
-            if stops or is_due or time.monotonic() - last_checkpoint > _CHECKPOINT_SECONDS:
+            stops = interrupted()
+            if stops or self.started.is_due(self.plan.recipe.training.checkpoint_every):
                 with self._timed("checkpoint"):
                     self._checkpoint()
-                last_checkpoint = time.monotonic()
             if stops and release < num_steps:
                 raise Interrupted(release, num_steps)
         return scores or held_out_scores(learner, self.dataset)
 
     def _noised(self, grad_sum: dict[str, torch.Tensor], release: int) -> dict[str, torch.Tensor]:
         return self.learner.update.release(grad_sum, self.draws.noise(release))
-
-    @functools.cached_property
-    def _checkpoint_every(self) -> int:
-        return self.plan.recipe.training.checkpoint_every or max(self.mechanism.num_steps // 50, 1)
 
     def _is_looked_at(self, release: int) -> bool:
         num_steps = self.mechanism.num_steps
@@ -351,19 +287,15 @@ class _Run:
     def _evaluate(self, release: int) -> HeldOutScores:
         with self._timed("evaluation"):
             scores = held_out_scores(self.learner, self.dataset)
-        line = Metrics(
-            step=release,
-            epsilon=self._curve(release),
-            accuracy=scores.averaged.accuracy,
-            accuracy_last=scores.accuracy_last,
-        )
+        accuracies = {"accuracy": scores.averaged.accuracy, "accuracy_last": scores.accuracy_last}
+        line = Metrics(step=release, epsilon=self._curve(release), **accuracies)
         self.metrics.append(line)
-        self.logs.public(line)
+        self.logs.log(line)
         return scores
 
     def _note(self, release: int, statistics: Statistics) -> None:
         """For the owner; what a diverged run has no finite number for is None, and no reason to stop."""
-        asked = release in self.looks.steps or release == self.mechanism.num_steps
+        is_asked = self.looks.training_images and release in {*self.looks.steps, self.mechanism.num_steps}
         noted = PrivateMetrics(
             step=release,
             loss=finite(statistics.loss),
@@ -371,19 +303,19 @@ class _Run:
             grad_norm=finite(statistics.grad_norm),
             clipped_square=finite(statistics.clipped_square),
             norms=statistics.norms,
-            train_accuracy=accuracy_on_training_images(self.learner) if asked and self.looks.training_images else None,
+            train_accuracy=accuracy_on_training_images(self.learner) if is_asked else None,
             seconds=self._elapsed(),
             phases=self.seconds,
         )
         self.metrics_private.append(noted)
-        self.logs.private(noted)
+        self.logs.log(noted)
 
     def _release_first(self) -> None:
         """What is released of all examples before update 1, where there is such a thing: number 0 of the ledger."""
-        learner, is_counted = self.learner, self.ledger.lines.has_first_release
+        learner = self.learner
         if learner.first_release is None or not learner.lacks_first_release:
             return
-        if is_counted or self.ledger.num_releases:
+        if self.ledger.lines.releases:
             self.progress.message(
                 "the mean of features was released in a start that was cut short, and is lost: going on without it"
             )
@@ -398,29 +330,23 @@ class _Run:
     @functools.cached_property
     def _curve(self) -> Callable[[int], float | None]:
         """Epsilon after so many releases; of a run that was selected from several, that of the whole plan."""
-        plan = self.plan
-        if not plan.private:
-            return lambda release: None
-        if plan.selection is not None:
-            return lambda release: self._claims.epsilon
-        return EpsilonCurve(self.mechanism, plan.delta, plan.recipe.budget.accountant).at
-
-    @functools.cached_property
-    def _claims(self) -> Guarantee:
-        return claims(self.plan, self.mechanism)
+        if self.is_selected or not self.plan.private:
+            return lambda release: self.claims.epsilon
+        return EpsilonCurve(self.mechanism, self.plan.delta, self.plan.recipe.budget.accountant).at
 
     def _certificate(self, status: Literal["running", "complete"]) -> Certificate:
         sha256, public = ledger.sha256_of(self.ledger.path), public_inputs(self.plan, self.dataset)
-        so_far = None if self.plan.selection is not None else self._curve(self.ledger.num_releases)
-        return certificate(self.plan, self._claims, self.ledger.lines, self.step, status, public, sha256, so_far)
+        so_far = None if self.is_selected else self._curve(self.ledger.num_releases)
+        counts = counted(self.ledger.lines, self.step, so_far, sha256)
+        return certificate(self.plan, self.claims, status, public, counts)
 
     def _write_certificate(self) -> None:
         record.write(self.folder / record.CERTIFICATE_FILE, self._certificate("running"))
 
     def _checkpoint(self) -> None:
-        speed = {"engine": self.learner.engine, "microbatch_size": self.learner.microbatch_size}
-        facts = {"seconds": self._elapsed(), "speed": {**speed, "methods": self.learner.methods}}
-        self.started.save(self.learner.state.tensors(), self.step, facts)
+        speed = {name: getattr(self.learner, name) for name in ("engine", "microbatch_size", "methods")}
+        facts = {"seconds": self._elapsed(), "speed": speed}
+        self.started.save(self.learner.state.state_dict(), self.step, facts)
         self._write_certificate()
 
     def _elapsed(self) -> float:
@@ -431,47 +357,44 @@ class _Run:
         taken = release - self.releases_before
         return self.mechanism.batch_size * taken / max(time.perf_counter() - self.started_at, 1e-9)
 
-    def _timed(self, phase: str) -> "_Timed":
-        return _Timed(self.seconds, phase)
+    @contextlib.contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        """Adds the seconds of the block to one phase of the run."""
+        start = time.perf_counter()
+        yield
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
 
     def _complete(self, scores: HeldOutScores) -> Result:
-        """Writes weights, certificate and result, in this order."""
-        is_selected = self.plan.selection is not None  # when and how fast would tell which of several it was
+        """Writes weights, certificate and result, in this order. When and how fast a run ended that was selected from
+        several would tell which of them it was.
+        """
         claim = self._certificate("complete")
-        temperature, path = scores.temperature, self.folder / record.WEIGHTS_FILE
-        digest = save_weights(path, self.plan, self.learner, claim, temperature)
-        day = None if is_selected else datetime.datetime.now(datetime.UTC).date().isoformat()
-        claim = claim.model_copy(update={"weights_sha256": digest, "finished_on": day})
+        sha256 = save_weights(self.folder / record.WEIGHTS_FILE, self.plan, self.learner, claim, scores.temperature)
+        day = None if self.is_selected else datetime.datetime.now(datetime.UTC).date().isoformat()
+        claim = claim.model_copy(update={"weights_sha256": sha256, "finished_on": day})
         record.write(self.folder / record.CERTIFICATE_FILE, claim)
         if warning := warning_of_chance(self.learner, self.dataset.classes, scores):
             self.progress.message(warning)
         test_views = self.plan.recipe.augmentation.test_views
         with_views = scores_with_views(self.learner, self.dataset, test_views, self.progress.message)
-        seconds = self._elapsed()
+        averaged, held_out, seconds = scores.averaged, self.dataset.held_out_name, self._elapsed()
+        accuracies = {"accuracy_last": scores.accuracy_last, **dataclasses.asdict(averaged)}
+        tested = ("accuracy", "accuracy_last", "accuracy_top5") if held_out == "test" else ()
         rate = self.mechanism.batch_size * max(self.step, 1) / max(seconds, 1e-9)
-        found = result(
-            claim,
-            self.folder,
-            self.dataset,
-            scores,
-            with_views,
+        found = Result(
+            **dict(repeated(ResultClaims, claim)),
+            run=str(self.folder),
+            held_out=held_out,
+            **accuracies,
+            **{f"test_{name}": accuracies[name] for name in tested},
+            accuracy_interval=scores.interval,
+            test_views=with_views.views,
+            accuracy_augtest_vote=with_views.vote,
+            accuracy_augtest_mean=with_views.mean,
             num_parameters=self.learner.num_parameters,
-            images_per_second=None if is_selected else rate,
-            seconds=None if is_selected else seconds,
+            images_per_second=None if self.is_selected else rate,
+            seconds=None if self.is_selected else seconds,
         )
         record.write(self.folder / record.RESULT_FILE, found)
         self.started.checkpoints.free_room()
         return found
-
-
-class _Timed:
-    """Adds the seconds of a block to one phase of the run."""
-
-    def __init__(self, seconds: dict[str, float], phase: str) -> None:
-        self.seconds, self.phase = seconds, phase
-
-    def __enter__(self) -> None:
-        self.start = time.perf_counter()
-
-    def __exit__(self, *error: object) -> None:
-        self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + time.perf_counter() - self.start

@@ -1,33 +1,106 @@
-"""What a run that is complete leaves: its weights and its result."""
+"""What a run finds when it looks at images, and the weights that it leaves. No accuracy is private, and nothing that is
+released as private depends on one.
+"""
 
 import dataclasses
+import json
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from safetensors.torch import save as to_bytes
+
 from sfumato import config
+from sfumato.clipping.probe import random_state_kept
 from sfumato.data.examples import Dataset
-from sfumato.evaluation.augtest import WithViews
-from sfumato.evaluation.calibration import Calibration
+from sfumato.evaluation.augtest import WithViews, augtest
+from sfumato.evaluation.calibration import Calibration, fit_temperature, with_offsets
+from sfumato.evaluation.scores import Scores, interval, only_class, predict_logits, score
 from sfumato.models.weights import Weights
 from sfumato.planning.resolve import Plan
-from sfumato.run_folder import files, weights_file
-from sfumato.run_folder.certificate import result_claims, weights_facts
-from sfumato.run_folder.record import Certificate, Result
-from sfumato.training.held_out import HeldOutScores
+from sfumato.run_folder import files
+from sfumato.run_folder.certificate import repeated
+from sfumato.run_folder.record import Certificate, WeightsFacts
 from sfumato.training.learner import Learner
 
 
+@dataclasses.dataclass(frozen=True)
+class HeldOutScores:
+    """Of the averaged weights, and the accuracy of the last ones.
+
+    Attributes:
+        interval: Of their accuracy, 95 %.
+        temperature: By which the averaged weights' outputs are best divided; None: not known.
+        only_class: That the averaged weights name whatever they are shown; None: there are several.
+    """
+
+    averaged: Scores
+    interval: list[float] | None
+    accuracy_last: float
+    temperature: float | None
+    only_class: int | None
+
+
+def held_out_scores(learner: Learner, dataset: Dataset) -> HeldOutScores:
+    """Scores of the averaged weights, and the accuracy of the last ones."""
+    objective, held_out = learner.objective, learner.source.held_out
+    labels = held_out.labels
+    last = score(objective.decision_logits(predict_logits(learner.network.trained, held_out)), labels)
+    with learner.state.averaged_weights():
+        logits = objective.decision_logits(predict_logits(learner.network.trained, held_out))
+    return HeldOutScores(
+        averaged=score(logits, labels),
+        interval=interval(logits.argmax(1) == labels, dataset.held_out.groups),
+        accuracy_last=last.accuracy,
+        temperature=fit_temperature(with_offsets(logits, objective.offsets), labels),
+        only_class=only_class(logits),
+    )
+
+
+def accuracy_on_training_images(learner: Learner) -> float | None:
+    """Of the averaged weights on the training images that can be read, each as it is; None without any.
+
+    The model keeps nothing of images: it was checked.
+    """
+    trained, images = learner.network.trained, learner.source.train
+    with learner.state.averaged_weights(), random_state_kept(next(trained.parameters())):
+        decided = learner.objective.decision_logits(predict_logits(trained, images)).argmax(1)
+    right = (decided == images.labels)[images.readable]
+    return float(right.double().mean()) if len(right) else None
+
+
+def scores_with_views(learner: Learner, dataset: Dataset, num_views: int, say: Callable[[str], None]) -> WithViews:
+    """Of the averaged weights, by views of each held-out image."""
+    if num_views and learner.views.kind != "none":
+        say(f"testing with {num_views} views of each held-out image")
+    decide, model = learner.objective.decision_logits, learner.state.model
+    with learner.state.averaged_weights():
+        return augtest(model, dataset.held_out, learner.views, num_views, decide)
+
+
+def warning_of_chance(learner: Learner, classes: Sequence[str], scores: HeldOutScores) -> str | None:
+    """Of a model that has learned nothing that shows."""
+    labels, balanced, chance = learner.source.held_out.labels, scores.averaged.balanced_accuracy, 1 / len(classes)
+    if len(labels.unique()) < 2:
+        return None
+    if scores.only_class is not None:
+        what = f"the model names one class alone, {classes[scores.only_class]}, whatever it is shown"
+    elif balanced < chance + 2 * math.sqrt(chance * (1 - chance) / len(labels)):
+        what = f"a balanced accuracy of {100 * balanced:.2f} % is not above chance, {100 * chance:.2f} %"
+    else:
+        return None
+    return f"warning: {what}. More images, a larger epsilon, or weights that others trained on public images help."
+
+
 def save_weights(path: Path, plan: Plan, learner: Learner, claim: Certificate, temperature: float | None) -> str:
-    """The averaged weights, with what is needed to use and to judge them.
+    """The averaged weights, with what is needed to use and to judge them: equal ones give the same bytes.
 
     Returns:
         The digest of their tensors.
     """
-    from safetensors.torch import save as to_bytes
-
-    averaged = learner.state.averaged_state_dict()
-    tensors = {name: value.detach().cpu().contiguous() for name, value in averaged.items()}
+    tensors = learner.state.averaged_state_dict()
     metadata = {
-        "sfumato": weights_facts(claim).model_dump_json(),
+        "sfumato": repeated(WeightsFacts, claim).model_dump_json(),
         "recipe": config.to_toml(config.shareable(plan.recipe)),
     }
     if temperature is not None:
@@ -38,38 +111,12 @@ def save_weights(path: Path, plan: Plan, learner: Learner, claim: Certificate, t
             num_images=len(learner.source.held_out.labels),
         )
         metadata["calibration"] = fitted.model_dump_json()
-    files.write_atomically(path, weights_file.with_metadata(to_bytes(tensors), metadata))
+    # The library writes metadata in an order that changes. A file is the length of its header in eight bytes, the
+    # header as JSON, and the tensors, which begin at a multiple of eight.
+    content = to_bytes(tensors)
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = {**json.loads(content[8:end]), "__metadata__": metadata}
+    text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    files.write_atomically(path, len(text).to_bytes(8, "little") + text + content[end:])
     return Weights(tensors).digest
-
-
-def result(
-    claim: Certificate,
-    folder: Path,
-    dataset: Dataset,
-    scores: HeldOutScores,
-    with_views: WithViews,
-    *,
-    num_parameters: int,
-    images_per_second: float | None,
-    seconds: float | None,
-) -> Result:
-    """What result.json holds."""
-    averaged, held_out = scores.averaged, dataset.held_out_name
-    on_test = held_out == "test"
-    return Result(
-        **dict(result_claims(claim)),
-        run=str(folder),
-        held_out=held_out,
-        **dataclasses.asdict(averaged),
-        accuracy_interval=scores.interval,
-        accuracy_last=scores.accuracy_last,
-        test_accuracy=averaged.accuracy if on_test else None,
-        test_accuracy_last=scores.accuracy_last if on_test else None,
-        test_accuracy_top5=averaged.accuracy_top5 if on_test else None,
-        test_views=with_views.views,
-        accuracy_augtest_vote=with_views.vote,
-        accuracy_augtest_mean=with_views.mean,
-        num_parameters=num_parameters,
-        images_per_second=images_per_second,
-        seconds=seconds,
-    )

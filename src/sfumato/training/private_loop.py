@@ -1,6 +1,5 @@
 """A training loop of one's own, counted and certified: `PrivateLoop`."""
 
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +28,6 @@ from sfumato.run_folder.ledger import LEDGER_FILE, MOST_LOST, new_run_line
 from sfumato.run_folder.record import LoopCertificate
 from sfumato.training.noise import add_noise
 
-_CHECKPOINT_SECONDS = 300.0
 _OF_THE_LOOP = (
     "what the loop did, which is its author's word: that each sum was that of the update's own sample, each example "
     "clipped alone, that nothing else of the images left it, and that it went on with the same images"
@@ -128,18 +126,17 @@ class PrivateLoop:
         state: Mapping[str, Any],
         max_lost: float = MOST_LOST,
     ) -> None:
-        self.folder, self.mechanism = Path(folder), mechanism
-        self._clipping_norm, self._delta, self._accountant = float(clipping_norm), float(delta), accountant
+        self.folder, self.mechanism, self._clipping_norm = Path(folder), mechanism, float(clipping_norm)
         if not isinstance(state.get("model"), torch.nn.Module):
             raise InputError('state names what a checkpoint keeps: give {"model": model, "optimizer": optimizer}.')
         self._state, self._model = dict(state), state["model"]
-        self._claims = claims_of(mechanism, self._delta, accountant)  # refused before anything is written
-        self._curve = EpsilonCurve(mechanism, self._delta, accountant)
+        self._claims = claims_of(mechanism, float(delta), accountant)  # refused before anything is written
+        self._curve = EpsilonCurve(mechanism, float(delta), accountant)
         line = new_run_line(
             mechanism,
             unit="person" if mechanism.images_per_unit > 1 else "image",
             clipping_norm=self._clipping_norm,
-            delta=self._delta,
+            delta=float(delta),
             recipe_sha256=None,
         )
         if not (self.folder / LEDGER_FILE).exists():
@@ -149,49 +146,38 @@ class PrivateLoop:
         self._started = launch.start(self.folder, line)
         self._ledger = self._started.ledger
         self._pending: Update | None = None
-        self._step, self._saved_at, self._saved_when = 0, 0, time.monotonic()
-        self._is_settled = True  # the model has what was released
+        self._step, self._is_settled = 0, True  # the model has what was released
         with self._ledger.closed_on_error():
             self._begin(line, max_lost)
 
     def _begin(self, line: ledger.RunLine, max_lost: float) -> None:
         found = self._started.checkpoint
+        if self._ledger.is_new:
+            self._ledger.begin(line)
         if found is None:
-            if self._ledger.is_new:
-                self._ledger.begin(line)
             self._save()
-        else:
-            self._load(found.state)
-            self._step, self._saved_at = found.step, found.num_releases
-            self._ledger.refuse_lost(self._step, max_lost)
-            self._started.checkpoints.hold_room()
-        self._write("running")
-
-    def _load(self, found: dict[str, Any]) -> None:
-        if found.keys() != self._state.keys():
+            return
+        if found.state.keys() != self._state.keys():
             raise InputError(
-                f"the checkpoint keeps {', '.join(sorted(found))}, and state names {', '.join(sorted(self._state))}. "
-                "Give what was given when the loop began."
+                f"the checkpoint keeps {', '.join(sorted(found.state))}, and state names "
+                f"{', '.join(sorted(self._state))}. Give what was given when the loop began."
             )
         for name, value in self._state.items():
             try:
-                value.load_state_dict(found[name])
+                value.load_state_dict(found.state[name])
             except (RuntimeError, ValueError, KeyError) as error:
                 why = str(error).splitlines()[0]
                 raise InputError(
                     f"{name} does not take what the checkpoint keeps of it: {why} Give it as it was."
                 ) from None
+        self._step = found.step
+        self._ledger.refuse_lost(self._step, max_lost)
+        self._started.checkpoints.hold_room()
+        self._write("running")
 
     def __iter__(self) -> Iterator[Update]:
         """The updates that the plan has left. One that an exception left unreleased is handed out first."""
-        while True:
-            if self._pending is None:
-                self._is_settled = True  # whoever asks for the next one has applied the last
-                self._save_if_due()
-                self._draw()
-            if self._pending is None:
-                break
-            handed_out = self._pending
+        while (handed_out := self._pending or self._next()) is not None:
             yield handed_out
             if self._pending is handed_out:
                 raise InputError(
@@ -203,12 +189,16 @@ class PrivateLoop:
             self._started.checkpoints.free_room()
             self._ledger.close()
 
-    def _draw(self) -> None:
+    def _next(self) -> Update | None:
+        self._is_settled = True  # whoever asks for the next one has applied the last
+        if self._ledger.is_open and self._started.is_due():
+            self._save()
         if self._ledger.num_releases < self.mechanism.num_steps:
             stream = Stream(new_key())
             key = bytes(stream.bytes(32))
             indices = torch.from_numpy(poisson_batch(self.mechanism, stream))
             self._pending = Update(self, self._ledger.num_releases + 1, indices, key)
+        return self._pending
 
     def _release(self, update: Update, out: ClippedGrad) -> dict[str, torch.Tensor]:
         if update is not self._pending:
@@ -229,19 +219,8 @@ class PrivateLoop:
         self._step += 1
         return {name: value / self.mechanism.batch_size for name, value in noisy.items()}
 
-    def _save_if_due(self) -> None:
-        num_releases, num_steps = self._ledger.num_releases, self.mechanism.num_steps
-        is_due = num_releases - self._saved_at >= max(num_steps // 50, 1) or num_releases == num_steps
-        if is_due or time.monotonic() - self._saved_when > _CHECKPOINT_SECONDS:
-            self._save_new()
-
-    def _save_new(self) -> None:
-        if self._ledger.is_open and self._ledger.num_releases > self._saved_at:
-            self._save()
-
     def _save(self) -> None:
         self._started.save({name: value.state_dict() for name, value in self._state.items()}, self._step, {})
-        self._saved_at, self._saved_when = self._ledger.num_releases, time.monotonic()
         self._write("running")
 
     @property
@@ -251,29 +230,21 @@ class PrivateLoop:
 
     def _write(self, status: Literal["running", "complete"]) -> None:
         lines = self._ledger.lines
-        so_far = self._curve.at(lines.num_releases)
-        sha256 = ledger.sha256_of(self._ledger.path)
+        several = SEVERAL_IMAGES if self.mechanism.images_per_unit == 1 else PERSONS
+        usual = [COPIES, ENDS, UNSEARCHED, several, OTHER_RUNS, RUNNING_TIME]
         written = LoopCertificate(
             **dict(self._claims),
             status=status,
-            **counted(lines, self._step, so_far, sha256),
+            **counted(lines, self._step, self._curve.at(lines.num_releases), ledger.sha256_of(self._ledger.path)),
             clipping_norm=self._clipping_norm,
-            not_covered=[
-                _OF_THE_LOOP,
-                _BEGUN_AGAIN,
-                COPIES,
-                ENDS,
-                UNSEARCHED,
-                SEVERAL_IMAGES if self.mechanism.images_per_unit == 1 else PERSONS,
-                OTHER_RUNS,
-                RUNNING_TIME,
-            ],
+            not_covered=[_OF_THE_LOOP, _BEGUN_AGAIN, *usual],
         )
         record.write(self.folder / record.CERTIFICATE_FILE, written)
 
     def close(self) -> None:
         """Frees the folder, with a checkpoint of what was released: `state` is to be as the next update needs it."""
-        self._save_new()
+        if self._ledger.is_open and not self._started.is_saved:
+            self._save()
         self._ledger.close()
 
     def __enter__(self) -> "PrivateLoop":
@@ -282,5 +253,5 @@ class PrivateLoop:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """`close`; where an exception may have come between a release and its use, without a checkpoint."""
         if kind is None or self._is_settled:
-            self._save_new()
+            self.close()
         self._ledger.close()

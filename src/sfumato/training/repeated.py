@@ -1,6 +1,5 @@
 """The same recipe several times: how far accuracy differs from run to run, and what all runs cost together."""
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,13 +7,15 @@ from types import MappingProxyType
 from typing import Any
 
 from sfumato import config
-from sfumato.accounting.mechanism import Mechanism
+from sfumato.accounting.accountants import epsilon_together
 from sfumato.errors import InputError
 from sfumato.json_record import Record, finite
 from sfumato.recipes import name_of
-from sfumato.run_folder import launch
+from sfumato.run_folder import launch, ledger
 from sfumato.run_folder.record import Result
 from sfumato.training.trainer import recipe_of, train
+
+_EQUAL = "equal seeds give equal runs, which say nothing of the spread"
 
 
 class Repeated(Record):
@@ -63,28 +64,21 @@ def repeat(
     if "resume" in options:
         raise InputError("runs that are repeated go on by themselves: give the same command again, without --resume.")
     folder = launch.new_folder(name_of(recipe)) if output is None else Path(output)
-    if (folder / "recipe.toml").exists():
+    if any((folder / name).exists() for name in ("recipe.toml", ledger.LEDGER_FILE)):
         raise InputError(f"{folder} is a run's folder. Name a folder for several runs by --output.")
-    if seeds is None:
-        named = {f"run-{number}": number for number in range(1, (times or 0) + 1)}
-    else:
-        named = {f"seed-{seed}": seed for seed in seeds}
-    if (folder / "ledger.jsonl").exists():
-        raise InputError(f"{folder} holds releases of its own. Name a folder for several runs by --output.")
-    others = sorted(path.parent.name for path in folder.glob("*/ledger.jsonl") if path.parent.name not in named)
+    numbers = range(1, (times or 0) + 1) if seeds is None else seeds
+    named = {f"{'run' if seeds is None else 'seed'}-{number}": number for number in numbers}
+    others = [path.parent.name for path in folder.glob(f"*/{ledger.LEDGER_FILE}") if path.parent.name not in named]
     if others:
         raise InputError(
-            f"{folder} holds {others[-1]} too, whose updates count for who sees the folder. Repeat as often as "
+            f"{folder} holds {max(others)} too, whose updates count for who sees the folder. Repeat as often as "
             "before, or name a new folder by --output."
         )
     runs = []
     for name, number in named.items():
         place = folder / name
         own = settings if seeds is None else {**settings, "run.seed": number}
-        begun = place.is_dir() and any(place.iterdir())
-        runs.append(train(recipe, place, settings=own, resume=begun, **options))
-    if len({run.run_id for run in runs}) < len(runs):
-        raise InputError(f"{folder} holds copies of one run, which say nothing of the spread. Name a new folder.")
+        runs.append(train(recipe, place, settings=own, resume=place.is_dir() and any(place.iterdir()), **options))
     accuracies = [run.accuracy for run in runs]
     return Repeated(
         folder=str(folder),
@@ -103,49 +97,26 @@ def refuse_repeats(recipe: config.Recipe, times: int | None, seeds: Sequence[int
     """
     if (times is None) == (seeds is None):
         raise InputError("runs are repeated by their number or by their seeds. Give --repeat or --seeds.")
-    if times is not None and (isinstance(times, bool) or not isinstance(times, int) or not 1 <= times <= 1000):
+    if seeds is not None:
+        if not isinstance(seeds, Sequence) or not seeds or len(set(seeds)) != len(seeds):
+            raise InputError(f"--seeds must name each seed once: {_EQUAL}.")
+        return
+    if type(times) is not int or not 1 <= times <= 1000:
         raise InputError(f"--repeat takes a number from 1 to 1000, not {times}.")
-    if seeds is not None and (not isinstance(seeds, Sequence) or not seeds or len(set(seeds)) != len(seeds)):
-        raise InputError(
-            "--seeds must name each seed once: equal seeds give equal runs, which say nothing of the spread."
-        )
-    if times is not None and recipe.run.seed is not None:
-        raise InputError(
-            "equal seeds give equal runs, which say nothing of the spread: leave run.seed out, or give --seeds."
-        )
-    if times is not None and recipe.privacy is not None and recipe.privacy.selected_from is not None:
+    if recipe.run.seed is not None:
+        raise InputError(f"{_EQUAL}: leave run.seed out, or give --seeds.")
+    if recipe.privacy is not None and recipe.privacy.selected_from is not None:
         raise InputError(
             "no epsilon is known for several runs that were each selected from others: leave out privacy.selected_from."
         )
 
 
-def _first_releases_together(runs: Sequence[Result]) -> float | None:
-    """Of the releases before updates: the noise of one Gaussian that costs what all cost."""
-    noises = [run.first_release_noise for run in runs if run.first_release_noise is not None]
-    return 1 / math.sqrt(sum(noise**-2 for noise in noises)) if noises else None
-
-
 def _together(runs: Sequence[Result]) -> float | None:
-    """Epsilon of all runs' updates as one mechanism's: they have the same noise and sampling."""
-    from sfumato.accounting.accountants import epsilon
-
+    """Epsilon of somebody who sees all runs."""
     one = runs[0]
     if not all(run.private for run in runs) or one.delta is None or one.accountant is None:
         return None
-    of_persons = one.unit is not None and one.unit.startswith("one person") and one.drawn == "images"
-    mechanism = Mechanism(
-        one.num_examples,
-        one.batch_size,
-        one.noise_multiplier,
-        sum(run.num_steps for run in runs),
-        images_per_unit=(one.max_images_per_person or 1) if of_persons else 1,
-        first_release_noise=_first_releases_together(runs),
-    )
-    if {(run.num_examples, run.batch_size, run.noise_multiplier, run.delta) for run in runs} != {
-        (mechanism.num_examples, mechanism.batch_size, mechanism.noise_multiplier, one.delta)
-    }:
-        raise InputError(
-            "the runs in this folder are of different mechanisms, so that no one epsilon covers them. Name a new one."
-        )
-    spent = finite(epsilon(mechanism, one.delta, one.accountant).epsilon)
-    return None if spent is None or math.isinf(spent) else spent
+    if len({(run.num_examples, run.delta, run.unit) for run in runs}) > 1:
+        raise InputError("the runs in this folder are of other images, so that no one epsilon covers them. Name a new.")
+    mechanisms = [ledger.read(Path(run.run) / ledger.LEDGER_FILE).run.mechanism for run in runs]
+    return finite(epsilon_together(mechanisms, one.delta, one.accountant).epsilon)

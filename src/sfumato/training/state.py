@@ -3,15 +3,53 @@
 import contextlib
 import math
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from sfumato.config import ResolvedOptimizer, ResolvedRecipe, ResolvedSgd
-from sfumato.training.ema import Ema
+from sfumato.torch_internals import lerp_all
 
-# What torch's optimizers remember of each parameter, and its name in a checkpoint.
-_MEMORY = {"momentum_buffer": "momentum", "exp_avg": "first_moment", "exp_avg_sq": "second_moment", "step": "updates"}
+
+def warmed_up_decay(decay: float, step: int) -> float:
+    """min(decay, (1 + t) / (10 + t)) with t = step - 1 updates before (De et al. 2022, C.3).
+
+    Args:
+        decay: In [0, 1).
+        step: 1 for the first update.
+    """
+    return min(decay, step / (9 + step))
+
+
+class Ema:
+    """Exponential moving averages of a model's parameters, one for each decay.
+
+    Call ``update`` once per update, never per microbatch: at 64 microbatches an average
+    of 88 updates would otherwise shrink to 2.
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor], decays: list[float]) -> None:
+        self.decays = decays
+        self.averages = [{name: value.detach().clone() for name, value in parameters.items()} for _ in decays]
+
+    @torch.no_grad()
+    def update(self, parameters: Mapping[str, torch.Tensor], step: int) -> None:
+        """Moves each average towards the parameters after update number ``step``, which starts at
+        1.
+        """
+        for decay, average in zip(self.decays, self.averages, strict=True):
+            weight = 1 - warmed_up_decay(decay, step)
+            lerp_all(list(average.values()), [parameters[name].detach() for name in average], weight)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"averages": self.averages}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over what `state_dict` of an equal object returned."""
+        for average, kept in zip(self.averages, state["averages"], strict=True):
+            copy_all(average, kept)
 
 
 class State:
@@ -41,71 +79,42 @@ class State:
         self.optimizer.zero_grad(set_to_none=True)
         self.ema.update(self.parameters, step)
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Everything of it, by name, for a checkpoint."""
-        out = {f"model.{name}": value.cpu() for name, value in _each_its_own(self.model.state_dict()).items()}
-        for number in range(len(self.ema.averages)):
-            out.update({f"ema.{number}.{name}": value for name, value in _each_its_own(self._averages(number)).items()})
-        names = list(self.parameters)
-        for number, memory in self.optimizer.state_dict()["state"].items():
-            out.update(
-                {f"{_MEMORY[slot]}.{names[number]}": value for slot, value in memory.items() if value is not None}
-            )
-        return out
+    def state_dict(self) -> dict[str, Any]:
+        """Everything of it, for a checkpoint."""
+        memory = self.optimizer.state_dict()["state"]
+        return {"model": self.model.state_dict(), **self.ema.state_dict(), "optimizer": memory}
 
-    def load(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Takes over what ``tensors`` of an equal state returned."""
-        self.model.load_state_dict(model_state(tensors))
-        for number, average in enumerate(self.ema.averages):
-            for name in average:
-                average[name].copy_(tensors[f"ema.{number}.{name}"])
-        memory = {
-            number: {slot: tensors[f"{kind}.{name}"] for slot, kind in _MEMORY.items() if f"{kind}.{name}" in tensors}
-            for number, name in enumerate(self.parameters)
-        }
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over what `state_dict` of an equal state returned."""
+        self.model.load_state_dict(state["model"])
+        self.ema.load_state_dict(state)
         # torch's own loading puts each on the device where its optimizer keeps it.
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": memory})
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state["optimizer"]})
 
     @contextlib.contextmanager
     def averaged_weights(self) -> Iterator[None]:
         """Within the block the model computes with the first average."""
         last = {name: value.detach().clone() for name, value in self.parameters.items()}
-        self._set(self.ema.averages[0])
-        try:
+        with contextlib.ExitStack() as afterwards:
+            afterwards.callback(copy_all, self.parameters, last)
+            copy_all(self.parameters, self.ema.averages[0])
             yield
-        finally:
-            self._set(last)
-
-    @torch.no_grad()
-    def _set(self, values: Mapping[str, torch.Tensor]) -> None:
-        for name, value in self.parameters.items():
-            value.copy_(values[name])
 
     def averaged_state_dict(self) -> dict[str, torch.Tensor]:
-        """The model's state with the first average in place of the last parameters."""
-        return _each_its_own({**self.model.state_dict(), **self._averages(0)})
-
-    def _averages(self, number: int) -> dict[str, torch.Tensor]:
-        """One of the averages; a parameter under several names has it under each."""
-        own = {id(value): self.ema.averages[number][name] for name, value in self.parameters.items()}
+        """The model's state with the first average in place of the last parameters, under each of a parameter's names,
+        on the CPU, each tensor in memory of its own.
+        """
+        own = {id(value): self.ema.averages[0][name] for name, value in self.parameters.items()}
         named = self.model.named_parameters(remove_duplicate=False)
-        return {name: own[id(value)] for name, value in named if id(value) in own}
+        averaged = self.model.state_dict() | {name: own[id(value)] for name, value in named if id(value) in own}
+        return {name: value.cpu().clone(memory_format=torch.contiguous_format) for name, value in averaged.items()}
 
 
-def model_state(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What of a state's tensors is the model's."""
-    return {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
-
-
-def _each_its_own(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same with no two sharing memory: files hold one copy for each name."""
-    seen: set[int] = set()
-    out = {}
-    for name, value in tensors.items():
-        memory = value.untyped_storage().data_ptr() if value.numel() else id(value)
-        out[name] = value.clone() if memory in seen else value
-        seen.add(memory)
-    return out
+@torch.no_grad()
+def copy_all(into: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
+    """Gives each tensor its value."""
+    for name, value in into.items():
+        value.copy_(values[name])
 
 
 def make_optimizer(parameters: Mapping[str, torch.Tensor], config: ResolvedOptimizer) -> torch.optim.Optimizer:
@@ -114,23 +123,12 @@ def make_optimizer(parameters: Mapping[str, torch.Tensor], config: ResolvedOptim
     Guarantee: it sees private gradients, weights made from them and public numbers alone, so its
     moments and its weight decay are post-processing: they cost no privacy.
     """
+    common: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     if isinstance(config, ResolvedSgd):
-        return torch.optim.SGD(
-            parameters.values(),
-            lr=config.learning_rate,
-            momentum=config.momentum,
-            dampening=config.dampening,
-            nesterov=config.nesterov,
-            weight_decay=config.weight_decay,
-        )
+        common |= {"momentum": config.momentum, "dampening": config.dampening, "nesterov": config.nesterov}
+        return torch.optim.SGD(parameters.values(), **common)
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.name]
-    return kind(
-        parameters.values(),
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        eps=config.adam_epsilon,
-        weight_decay=config.weight_decay,
-    )
+    return kind(parameters.values(), betas=(config.beta1, config.beta2), eps=config.adam_epsilon, **common)
 
 
 def learning_rate(config: ResolvedOptimizer, step: int, num_steps: int) -> float:

@@ -1,21 +1,26 @@
-"""One update in two halves, and the private one: De et al. (2022), Algorithm 1 and Eq. 3."""
+"""One update in two halves: the private one, De et al. (2022), Algorithm 1 and Eq. 3; and the ordinary one."""
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.clipping import GradFn
-from sfumato.data.canaries import WithCanaries
-from sfumato.data.examples import Examples
-from sfumato.data.views import People, ViewBits, Views, ViewWords
+from sfumato.clipping.protocol import Speed
+from sfumato.data.views import ViewBits, Views, ViewWords
+from sfumato.evaluation.objective import Objective
+from sfumato.json_record import finite
 from sfumato.randomness import Stream
 from sfumato.run_folder.record import NormHistogram
 from sfumato.training.noise import add_noise
-from sfumato.training.norm_histogram import norm_histogram
+
+# Edges are public and fixed, so that they say nothing of the images: ten to a decade, from C / 10^4
+# to 10^4 C.
+_PER_DECADE, _DECADES = 10, 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,34 +56,6 @@ class Statistics:
     norms: NormHistogram | None = None
 
 
-class Gathers(Protocol):
-    """Makes inputs and targets of examples: `Views`."""
-
-    def with_labels(
-        self, examples: Any, indices: torch.Tensor, view_bits: ViewBits, device: torch.device
-    ) -> tuple[torch.Tensor, ...]:
-        """Of the examples at these indices."""
-
-
-class Step(Protocol):
-    """One update. Between its halves a private one is put on the ledger."""
-
-    def collect(
-        self,
-        examples: Any,
-        parameters: Mapping[str, torch.Tensor],
-        randomness: Randomness,
-        *,
-        with_norms: bool = False,
-    ) -> tuple[dict[str, torch.Tensor], Statistics]:
-        """What the gradients add up to, and statistics; ``with_norms`` adds how long each example's
-        gradient was.
-        """
-
-    def release(self, grad_sum: dict[str, torch.Tensor], noise: Stream) -> dict[str, torch.Tensor]:
-        """The gradient that an optimizer sees."""
-
-
 class PrivateStep:
     """Computes ``private_grad``, the gradient that an optimizer may see.
 
@@ -104,7 +81,7 @@ class PrivateStep:
         views: How images become inputs and targets: `Views`.
     """
 
-    def __init__(self, grad_fn: GradFn, mechanism: Mechanism, views: "Gathers") -> None:
+    def __init__(self, grad_fn: GradFn, mechanism: Mechanism, views: Views) -> None:
         self.grad_fn = grad_fn
         self.mechanism = mechanism
         self.views = views
@@ -112,13 +89,20 @@ class PrivateStep:
 
     def collect(
         self,
-        examples: Examples | WithCanaries | People,
+        examples: Any,
         parameters: Mapping[str, torch.Tensor],
         randomness: Randomness,
         *,
         with_norms: bool = False,
     ) -> tuple[dict[str, torch.Tensor], Statistics]:
-        """``grad_sum``, which nobody may see, and statistics of the readable images."""
+        """``grad_sum``, which nobody may see, and statistics of the readable images.
+
+        Args:
+            examples: What ``views`` make inputs of: images, features or people.
+            parameters: Of the model, by name.
+            randomness: Of this update.
+            with_norms: Whether the statistics say how long each example's gradient was.
+        """
         device = next(iter(parameters.values())).device
         drawn = torch.from_numpy(randomness.indices)
 
@@ -140,16 +124,77 @@ class PrivateStep:
         return {name: value / self.mechanism.batch_size for name, value in noisy_grad_sum.items()}
 
     def _statistics(self, norms: torch.Tensor, losses: torch.Tensor) -> Statistics:
-        # Finite float32 numbers whose squares and sums float32 could not hold: one image must not
-        # end the run.
+        # In float64, which holds squares and sums of what float32 does: one image must not end the run.
         norm, loss = norms.double(), losses.double()
-        finite = torch.isfinite(norm) & torch.isfinite(loss)
-        if not finite.any():
+        is_finite = torch.isfinite(norm) & torch.isfinite(loss)
+        if not is_finite.any():
             return Statistics(0.0, 0.0, 0.0, 0.0)
-        norm, loss = norm[finite], loss[finite]
+        norm, loss = norm[is_finite], loss[is_finite]
         clipped = (norm > self.grad_fn.clipping_norm).double().mean()
         square = (norm / self.grad_fn.clipping_norm).clamp(max=1).square().mean()
         return Statistics(float(loss.mean()), float(clipped), float(norm.square().mean().sqrt()), float(square))
+
+
+class OrdinaryStep:
+    """The mean gradient of a batch by plain autograd: no clipping per example, no noise.
+
+    Args:
+        max_grad_norm: If given, the mean gradient is scaled to at most this norm and then
+            divided by it, as clipping does per example, so that a learning rate tuned
+            for private updates keeps its meaning.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        views: Views,
+        microbatch_size: int,
+        max_grad_norm: float | None,
+        speed: Speed,
+    ) -> None:
+        self.model: Any = torch.compile(model) if speed.compile else model
+        self.precision, self.objective, self.views = speed.precision, objective, views
+        self.microbatch_size, self.max_grad_norm = microbatch_size, max_grad_norm
+
+    def collect(
+        self,
+        examples: Any,
+        parameters: Mapping[str, torch.Tensor],
+        randomness: Randomness,
+        *,
+        with_norms: bool = False,
+    ) -> tuple[dict[str, torch.Tensor], Statistics]:
+        """The mean gradient of the readable images; there are no single examples' norms that could
+        be added.
+        """
+        device = next(iter(parameters.values())).device
+        drawn = torch.from_numpy(randomness.indices)
+        drawn = drawn[examples.readable[drawn]]
+        count = max(len(drawn), 1)
+        gradient = {name: torch.zeros_like(value) for name, value in parameters.items()}
+        total_loss = 0.0
+        for indices in drawn.split(self.microbatch_size):
+            inputs, labels = self.views.with_labels(examples, indices, randomness.view_bits, device)
+            if self.views.augmult:
+                inputs = inputs.flatten(0, 1)  # (b K, C, H, W)
+                labels = labels.repeat_interleave(self.views.augmult)
+            with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+                outputs = self.model(inputs)
+            loss = self.objective.loss(outputs.to(inputs.dtype), labels).sum() / (count * max(self.views.augmult, 1))
+            found = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+            for name, value in zip(parameters, found, strict=True):
+                gradient[name] += value
+            total_loss += float(loss.detach())
+        norm = float(torch.linalg.vector_norm(torch.stack([value.norm() for value in gradient.values()])))
+        if self.max_grad_norm is not None:
+            scale = min(1 / self.max_grad_norm, 1 / max(norm, 1e-12))
+            gradient = {name: value * scale for name, value in gradient.items()}
+        return gradient, Statistics(total_loss, 0.0, norm, 0.0)
+
+    def release(self, gradient: dict[str, torch.Tensor], noise: Stream) -> dict[str, torch.Tensor]:
+        """The same: nothing is added."""
+        return gradient
 
 
 def draw(mechanism: Mechanism, indices: np.ndarray, views: Views, view: Stream, model: Stream) -> Randomness:
@@ -157,3 +202,38 @@ def draw(mechanism: Mechanism, indices: np.ndarray, views: Views, view: Stream, 
     model.
     """
     return Randomness(indices, ViewWords(bytes(view.bytes(32)), views.augmult), bytes(model.bytes(32)))
+
+
+def norm_histogram(
+    norms: torch.Tensor,
+    losses: torch.Tensor,
+    clipping_norm: float,
+    grad_sum: dict[str, torch.Tensor],
+    noise_stddev: float,
+) -> NormHistogram:
+    """How long the gradients of one update were before clipping (Sander et al. 2022, Figure 7). Not private.
+
+    Args:
+        norms: (b,), of the examples that have a gradient, before clipping.
+        losses: (b,), of the same.
+        clipping_norm: C.
+        grad_sum: The sum of the clipped gradients, without noise.
+        noise_stddev: Of each coordinate of the noise, in the units of ``grad_sum``.
+    """
+    is_finite = torch.isfinite(norms) & torch.isfinite(losses)
+    relative = norms[is_finite].double() / clipping_norm
+    edges = [10.0 ** (number / _PER_DECADE) for number in range(-_DECADES * _PER_DECADE, _DECADES * _PER_DECADE + 1)]
+    counts = torch.bincount(
+        torch.bucketize(relative, torch.tensor(edges, dtype=torch.float64)), minlength=len(edges) + 1
+    )
+    signal = torch.linalg.vector_norm(
+        torch.stack([torch.linalg.vector_norm(value.double()) for value in grad_sum.values()])
+    )
+    noise = noise_stddev * sum(value.numel() for value in grad_sum.values()) ** 0.5
+    return NormHistogram(
+        edges=edges,
+        counts=counts.tolist(),
+        not_finite=int((~is_finite).sum()),
+        median=finite(float(relative.quantile(0.5))) if len(relative) else None,
+        signal_to_noise=finite(float(signal) / noise) if noise else None,
+    )

@@ -1,25 +1,34 @@
 """From a recipe to a finished run: load, resolve, train. The one way there, for the library and for
-the command line.
+the command line; and how long it will take.
 """
 
+import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+import torch
+
 from sfumato import config
-from sfumato.clipping.clip import convolutions
 from sfumato.data import loading
+from sfumato.data.catalogue import Facts
 from sfumato.data.examples import Dataset
+from sfumato.data.images import ImageSet
 from sfumato.errors import InputError
 from sfumato.planning.resolve import Plan, resolve, resolve_without_privacy
+from sfumato.randomness import Streams
 from sfumato.recipes import name_of, recipe_of
 from sfumato.reporting.page import write_report
 from sfumato.run_folder import files, launch, ledger
 from sfumato.run_folder.record import Result
 from sfumato.training import loop
 from sfumato.training.display import watching
-from sfumato.training.loop import Looks, Progress
+from sfumato.training.features import ROWS
+from sfumato.training.learner import Learner, pick_device
+from sfumato.training.loop import Progress
+from sfumato.training.step import draw
 
 
 class Trainer:
@@ -42,35 +51,14 @@ class Trainer:
     ) -> None:
         self.dataset, self.device, self.trust, self.progress = dataset, device, trust, progress
 
-    def run(
-        self, recipe: config.Recipe, folder: Path, *, resume: bool = False, progress: Progress | None = None
-    ) -> Result:
-        """Resolves a recipe and trains it in a folder. See `sfumato.training.loop.train`."""
-        return self.run_plan(resolve(recipe, self.dataset.facts), folder, resume=resume, progress=progress)
+    def run(self, recipe: config.Recipe, folder: Path, **options: Any) -> Result:
+        """Resolves a recipe and trains it in a folder. See `run_plan`."""
+        return self.run_plan(resolve(recipe, self.dataset.facts), folder, **options)
 
-    def run_plan(
-        self,
-        plan: Plan,
-        folder: Path,
-        *,
-        resume: bool = False,
-        max_lost: float = ledger.MOST_LOST,
-        progress: Progress | None = None,
-        looks: Looks = Looks(),  # noqa: B008  (immutable)
-    ) -> Result:
-        """The same of what is resolved already."""
-        with convolutions(plan.recipe.training.precision):  # what is evaluated, too
-            return loop.train(
-                plan,
-                self.dataset,
-                folder,
-                device=self.device,
-                resume=resume,
-                max_lost=max_lost,
-                trust=self.trust,
-                progress=progress or self.progress,
-                looks=looks,
-            )
+    def run_plan(self, plan: Plan, folder: Path, *, progress: Progress | None = None, **options: Any) -> Result:
+        """The same of what is resolved already; ``options`` are those of `sfumato.training.loop.train`."""
+        watches = progress or self.progress
+        return loop.train(plan, self.dataset, folder, device=self.device, trust=self.trust, progress=watches, **options)
 
 
 def train(
@@ -87,12 +75,10 @@ def train(
     trust: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Result:
-    """Trains a classifier under a recipe's budget and writes the run folder ``output``, its report
-    included.
+    """Trains a classifier under a recipe's budget and writes the run folder ``output``, its report included.
 
     Args:
-        recipe: A recipe, its nested dictionaries, the name of a shipped one or the path of a TOML
-            file.
+        recipe: A recipe, its nested dictionaries, the name of a shipped one or the path of a TOML file.
         output: The run folder; with ``resume``, of the run to go on with. None: a new one in runs/.
         epsilon: The target; `privacy.target_epsilon` in a word.
         settings: What is set otherwise, such as {"privacy.unit": "person"}.
@@ -103,8 +89,7 @@ def train(
             out, if the folder holds its owner's note.
         max_lost: The share of the plan's updates that crashes may cost the model before it is refused.
         trust: Modules that may be imported for the recipe's model, each by its full name.
-        progress: Who watches; what was chosen and every warning are messages. None: a live line on
-            stderr.
+        progress: Who watches; what was chosen and every warning are messages. None: a live line on stderr.
 
     Returns:
         What result.json holds.
@@ -115,34 +100,37 @@ def train(
     parsed = recipe_of(recipe, settings if epsilon is None else {**settings, "privacy.target_epsilon": epsilon})
     if output is None and resume:
         raise InputError("a run to go on with is named by its folder: give output.")
-    output = launch.new_folder(name_of(recipe)) if output is None else Path(output)
-    data_root = None if data_root is None else Path(data_root)
-    noted = files.read_data_root(output) if resume and data_root is None and parsed.data.path is None else None
-    data_root = noted or data_root
-    if data_root is not None:
-        parsed = parsed.model_copy(update={"data": parsed.data.model_copy(update={"path": str(data_root)})})
-    files.refuse_name(output)
-    files.refuse_among_images(output, parsed.data)
-    resolved = resolve_without_privacy if non_private else resolve
-    # A limit on each person's images, and images that score, belong to privacy: ordinary training knows of neither.
-    loaded = parsed.model_copy(update={"privacy": None}) if non_private else parsed
-    parsed.model.refuse_missing_weights()  # before any image is read
+    folder = launch.new_folder(name_of(recipe)) if output is None else Path(output)
+    is_noted = resume and data_root is None and parsed.data.path is None
+    noted = files.read_place(folder, files.DATA_ROOT_FILE) if is_noted else None
+    root = noted or (None if data_root is None else Path(data_root))
+    if root is not None:
+        parsed = parsed.model_copy(update={"data": parsed.data.model_copy(update={"path": str(root)})})
+    files.refuse_among_images(folder, parsed.data)  # before any image is read, as is what follows
+    parsed.model.refuse_missing_weights()
     with watching(progress) as watched:
         if noted is not None:
-            watched.message(f"images of {noted}, as {output / files.DATA_ROOT_FILE} says")
-        # Before any image is decoded: a budget that is missing or impossible.
-        listed = loading.list_for(loaded, data_root, watched.message)
-        resolved(parsed, listed.facts)
-        dataset = listed.load(loading.is_judged_on_test(loaded))
-        trainer = Trainer(dataset, device=device, trust=trust, progress=watched)
-        plan = resolved(parsed, trainer.dataset.facts)
+            watched.message(f"images of {noted}, as {folder / files.DATA_ROOT_FILE} says")
+        plan, dataset = _loaded(parsed, root, non_private, watched)
         for choice in [] if resume else plan.choices:
             watched.message(f"chosen: {choice.key} = {choice.value} ({choice.why})")
         for warning in plan.warnings:
             watched.message(f"warning: {warning}")
-        result = trainer.run_plan(plan, output, resume=resume, max_lost=max_lost)
-    write_report(output)
+        trainer = Trainer(dataset, device=device, trust=trust, progress=watched)
+        result = trainer.run_plan(plan, folder, resume=resume, max_lost=max_lost)
+    write_report(folder)
     return result
+
+
+def _loaded(recipe: config.Recipe, root: Path | None, non_private: bool, watched: Progress) -> tuple[Plan, Dataset]:
+    """What will run, and its images."""
+    resolved = resolve_without_privacy if non_private else resolve
+    # A limit on each person's images, and images that score, belong to privacy: ordinary training knows of neither.
+    loaded = recipe.model_copy(update={"privacy": None}) if non_private else recipe
+    listed = loading.list_for(loaded, root, watched.message)
+    resolved(recipe, listed.facts)  # before any image is decoded: a budget that is missing or impossible
+    dataset = listed.load(loading.is_judged_on_test(loaded))
+    return resolved(recipe, dataset.facts), dataset
 
 
 def resume(
@@ -175,13 +163,52 @@ def resume(
     weights = files.read_place(folder, files.INIT_FILE)
     if weights is not None:
         values.setdefault("model", {})["init_from"] = str(weights)
-    return train(
-        values,
-        folder,
-        data_root=data_root,
-        device=device,
-        resume=True,
-        max_lost=max_lost,
-        trust=trust,
-        progress=progress,
+    given: dict[str, Any] = {"device": device, "max_lost": max_lost, "trust": trust, "progress": progress}
+    return train(values, folder, data_root=data_root, resume=True, **given)
+
+
+def expected_seconds(plan: Plan, facts: Facts, device: str = "auto", trust: Collection[str] = ()) -> float:
+    """Seconds for all updates, measured on a microbatch of random images for each worker, and for
+    the features of all training images, where they are computed once; evaluations aside.
+    """
+    learner = Learner(plan, _random_images(facts), pick_device(device), trust=trust)
+    learner.initialise(np.zeros(1, dtype=np.uint64))
+    size = min(learner.microbatch_size * learner.num_workers, facts.num_examples)
+    mechanism, streams = plan.mechanism.replace(batch_size=size), Streams()
+    sums, updates = [], []  # a sum takes as long as its batch is large, an update does not
+    for step in (1, 2, 3):
+        view, model = streams.stream("view"), streams.stream("model")
+        randomness = draw(mechanism, np.arange(size) % 8, learner.views, view, model)
+        start = time.perf_counter()
+        grad_sum, _ = learner.collect(randomness, step)
+        sums.append(time.perf_counter() - start)
+        learner.state.update(learner.update.release(grad_sum, streams.stream("noise")), step, step)
+        updates.append(time.perf_counter() - start - sums[-1])
+    seconds = min(sums) / size * plan.mechanism.batch_size + min(updates)
+    return _seconds_of_features(learner, facts.num_examples) + seconds * plan.mechanism.num_steps
+
+
+@torch.inference_mode()
+def _seconds_of_features(learner: Learner, num_images: int) -> float:
+    """How long the features of so many images will take, from a batch of blank ones; 0 where none are computed."""
+    network, times = learner.network, []
+    if network.backbone is None:
+        return 0.0
+    for _ in range(2):
+        start = time.perf_counter()
+        network.backbone(network.blank(ROWS)).sum().item()
+        times.append(time.perf_counter() - start)
+    return min(times) / ROWS * num_images
+
+
+def _random_images(facts: Facts) -> Dataset:
+    shape = (8, facts.channels, facts.image_size, facts.image_size)
+    images = ImageSet(
+        stored=torch.randint(0, 256, shape, dtype=torch.uint8),
+        labels=torch.arange(8) % facts.num_classes,
+        readable=torch.ones(8, dtype=torch.bool),
+        mean=(0.5,) * facts.channels,
+        std=(0.5,) * facts.channels,
+        groups=None if facts.num_people is None else list("01234567"),
     )
+    return Dataset("random", tuple(map(str, range(facts.num_classes))), images, images, "test")
