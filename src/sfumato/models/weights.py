@@ -59,7 +59,7 @@ class Fitted:
         """What a user should know."""
         out = []
         if self.new_classifier:
-            out.append("the classifier is new and all zeros: the weights' is for other classes or centred features")
+            out.append("the classifier is new, and starts at zero: the weights have that of other classes or features")
         for names, what in (
             (self.not_given, "of the model are not in the weights and start as in training from scratch"),
             (self.not_used, "of the weights are not in the model and are not used"),
