@@ -17,6 +17,9 @@ from sfumato.errors import InputError
 
 # From (m,) gradient norms to what each gradient is multiplied by.
 Coefficient = Callable[[torch.Tensor], torch.Tensor]
+# Below, gradients of norm C have entries whose squares vanish in float32: they would be taken for
+# zero, and not be clipped. Above, 1 / C times a gradient vanishes in float32.
+_LEAST, _MOST = 1e-12, 1e30
 _CHUNK = 512
 
 
@@ -28,6 +31,14 @@ class Clip:
 
     clipping_norm: float
     rescale: bool
+
+    def __post_init__(self) -> None:
+        norm = self.clipping_norm
+        if isinstance(norm, bool) or not isinstance(norm, (int, float)) or not _LEAST <= norm <= _MOST:
+            raise InputError(
+                f"clipping_norm must be a number from {_LEAST:g} to {_MOST:g}, not {norm!r}: float32 holds no squares "
+                "beyond. Choose another one, or scale the loss."
+            )
 
     def __call__(self, norms: torch.Tensor) -> torch.Tensor:
         if self.rescale:

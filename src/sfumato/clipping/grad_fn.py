@@ -1,7 +1,6 @@
 r"""The one public way to a privatisable gradient: a sum of clipped per-example gradients."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
@@ -16,9 +15,6 @@ from sfumato.clipping.protocol import Batch, ClippedGrad, Loss, Speed
 from sfumato.clipping.random_layers import draw_seeds
 from sfumato.errors import InputError
 
-# Below, gradients of norm C have entries whose squares vanish in float32: they would be taken for
-# zero, and not be clipped. Above, 1 / C times a gradient vanishes in float32.
-MIN_CLIPPING_NORM, MAX_CLIPPING_NORM = 1e-12, 1e30
 _NO_KEY = (
     "the model draws random numbers: give key, 32 bytes of this step alone, and example_ids, the "
     "number of each image. A place in the batch is no such number, since one image more would "
@@ -47,25 +43,22 @@ def clipped_grad(
 
     For examples :math:`x_1, \dots, x_B` with K views each, that function computes
 
-    .. math:: \sum_i s \min(1, C / \|g_i\|_2)\, g_i, \quad g_i = \sum_j w_{ij} \nabla_\theta
-    \ell(\theta, x_{ij}),
+    .. math:: \sum_i s \min(1, C / \|g_i\|_2)\, g_i, \quad g_i = \sum_j w_{ij} \nabla_\theta \ell(\theta, x_{ij}),
 
     where C is ``clipping_norm``, s is 1/C if ``rescale_to_unit_norm``, else 1, and every weight w is 1/K unless it is
-    given (`De et al. (2022) <https://arxiv.org/abs/2204.13650>`_, Eq. 3 and 4). Noise and the
-    division by the expected batch size are the caller's.
+    given (`De et al. (2022) <https://arxiv.org/abs/2204.13650>`_, Eq. 3 and 4). Noise and the division by the expected
+    batch size are the caller's.
 
-    Guarantee: putting one example in or leaving it out moves the sum by at most
-    ``grad_fn.sensitivity`` in L2 norm, up to float rounding. Padding, and examples whose
-    loss or gradient norm is not finite, contribute exactly zero. The model is left as it
-    was: parameters, buffers and every ``.grad``.
+    Guarantee: putting one example in or leaving it out moves the sum by at most ``grad_fn.sensitivity`` in L2 norm, up
+    to float rounding. Padding, and examples whose loss or gradient norm is not finite, contribute exactly zero. The
+    model is left as it was: parameters, buffers and every ``.grad``.
 
     Before its first batch (`GradFn.prepare`) the function holds model, loss and engine to that, on made-up images alone
     (`sfumato.clipping.engine_check`). What changes afterwards in the model's own code, in hooks or in attributes,
     needs `prepare` again; other parameters, modes, shapes and types are noticed.
 
-    Random numbers inside the model (dropout, stochastic depth) are drawn for each view by itself
-    from ``key`` and the example's number: PyTorch's own generator hands them out by place, so that
-    one image more would change all others' masks.
+    Random numbers inside the model (dropout, stochastic depth) are drawn for each view by itself from ``key`` and the
+    example's number: PyTorch's generator hands them out by place, and one image more would change all others' masks.
 
     Example:
         >>> model = torch.nn.Linear(2, 1, bias=False)  # output w.x: its gradient is x
@@ -75,56 +68,40 @@ def clipped_grad(
         (tensor([5.0000, 0.5000]), tensor([[0.9000, 1.2000]]))
 
     Args:
-        model: Any module without cross-example operations. Parameters that require no
-            gradient are left out; a parameter under two names counts once, under its first.
+        model: Any module without cross-example operations. Parameters that require no gradient are left out; a
+            parameter under two names counts once, under its first.
         loss_fn: ``loss_fn(outputs, *targets)`` is called with one row at a time (a batch of one), through
             `torch.func.vmap`, and returns that row's loss, of shape () or (1,): `torch.nn.CrossEntropyLoss()` does. It
             is a function of that row alone.
         clipping_norm: C > 0, the L2 bound for one example, in units of the gradient norm.
-        augmult: K, views per example. 0: inputs are (B, C, H, W). K >= 1: (B, K, C, H, W);
-            the model sees rows of single views and each target is repeated K times.
-        per_view: Whether views have targets of their own, (B, K, ...) each, and behind the targets their weights w,
-            (B, K), are given: a person's images, for example, each with its label.
-        rescale_to_unit_norm: Divide the sum by C, so that the sensitivity is 1 and the
-            learning rate does not depend on C.
-        microbatch_size: Examples differentiated at once: speed and memory only, the result
-            moves by no more than float rounding. None: 8 to 128, by the size of the gradients, and
-            fewer where memory holds no more (`sfumato.clipping.microbatch`).
-        engine: "graph" (the fast one), "func" (torch.func), "reference" (one view at a time,
-            plain autograd) or "auto": the first of them that takes the model; `GradFn.refusal` says
-            why not the faster.
-        methods: What an earlier `GradFn.methods` recorded, to repeat its rounding. With no more
-            than {"memory_format": "contiguous"} nothing is measured, and every run rounds alike.
-        precision: "float32" is that on every device, whatever PyTorch was told. "tf32" lets a GPU
-            round what goes into convolutions to 10 bits; products of matrices, norms and sums stay
-            in float32. "bf16" rounds images and weights where they meet, and what follows, to
-            bfloat16; parameters, norms, coefficients and sums stay in float32. Engine "graph" alone.
+        augmult: K, views per example. 0: inputs are (B, C, H, W). K >= 1: (B, K, C, H, W); the model sees rows of
+            single views and each target is repeated K times.
+        per_view: Views have targets of their own, (B, K, ...) each, and behind these their weights w, (B, K), are
+            given: a person's images, for example, each with its label.
+        rescale_to_unit_norm: Divide the sum by C: the sensitivity is 1, and the learning rate does not depend on C.
+        microbatch_size: Examples differentiated at once: speed and memory only, the result moves by no more than float
+            rounding. None: 8 to 128, by the size of the gradients, and fewer where memory holds no more
+            (`sfumato.clipping.microbatch`).
+        engine: "graph" (the fast one), "func" (torch.func), "reference" (one view at a time, plain autograd) or "auto":
+            the first of them that takes the model; `GradFn.refusal` says why not the faster.
+        methods: What an earlier `GradFn.methods` recorded, to repeat its rounding. With no more than {"memory_format":
+            "contiguous"} nothing is measured, and every run rounds alike.
+        precision: "float32" is that on every device, whatever PyTorch was told. "tf32" lets a GPU round what goes into
+            convolutions to 10 bits; products of matrices, norms and sums stay in float32. "bf16" rounds images and
+            weights where they meet, and what follows, to bfloat16; parameters, norms, coefficients and sums stay in
+            float32. Engine "graph" alone.
         compile: Compile the whole of a microbatch to one graph, the loss included, which takes a minute or two once.
             Engine "graph" alone; every microbatch is then filled up to the same size.
-        workers: Microbatches computed at once on a CPU, by one thread each, where the engine allows
-            it.
+        workers: Microbatches computed at once on a CPU, by one thread each, where the engine allows it.
 
     Returns:
         ``grad_fn(inputs, *targets, is_padding=None, key=None, example_ids=None) -> ClippedGrad``;
         see `GradFn.__call__`, and `GradFn.sum_over` for examples that memory does not hold at once.
 
     Raises:
-        InputError: (a ValueError) If ``clipping_norm`` is not positive and finite or another
-            argument is out of range; at the first batch, if the model mixes examples or a
+        InputError: (a ValueError) If an argument is out of range; at the first batch, if the model mixes examples or a
             trainable parameter has no per-example gradient (it is named).
     """
-    if isinstance(clipping_norm, bool) or not isinstance(clipping_norm, (int, float)):
-        raise InputError(f"clipping_norm must be a number, not {clipping_norm!r}.")
-    if not (math.isfinite(clipping_norm) and MIN_CLIPPING_NORM <= clipping_norm <= MAX_CLIPPING_NORM):
-        raise InputError(
-            f"clipping_norm must be between {MIN_CLIPPING_NORM:g} and {MAX_CLIPPING_NORM:g}, not {clipping_norm}: it "
-            "bounds what one example contributes, and beyond these float32 does not hold squares. Choose another one, "
-            "or scale the loss."
-        )
-    if isinstance(augmult, bool) or not isinstance(augmult, int) or augmult < 0:
-        raise InputError(f"augmult must be a whole number, at least 0, not {augmult!r}. 0 means no augmentation.")
-    if per_view and not augmult:
-        raise InputError("per_view needs augmult: the number of views that have targets of their own.")
     speed = Speed(engine, microbatch_size, methods, precision, compile, workers)
     return GradFn(model, loss_fn, Clip(clipping_norm, rescale_to_unit_norm), augmult, per_view, speed)
 
@@ -133,6 +110,10 @@ class GradFn:
     """What `clipped_grad` returns: call it on a batch, from one thread at a time."""
 
     def __init__(self, model: nn.Module, loss_fn: Loss, clip: Clip, augmult: int, per_view: bool, speed: Speed) -> None:
+        if isinstance(augmult, bool) or not isinstance(augmult, int) or augmult < 0:
+            raise InputError(f"augmult must be a whole number, at least 0, not {augmult!r}. 0 means no augmentation.")
+        if per_view and not augmult:
+            raise InputError("per_view needs augmult: the number of views that have targets of their own.")
         self._model, self._loss_fn, self._clip = model, loss_fn, clip
         self._augmult, self._per_view, self._speed = augmult, per_view, speed
         self._prepared: Prepared | None = None
