@@ -18,10 +18,10 @@ from torch import nn
 from sfumato.clipping.clip import convolutions
 from sfumato.clipping.microbatch import count_saved
 from sfumato.clipping.model_check import layer_findings
-from sfumato.clipping.probe import first_line, made_up_images, made_up_targets, random_state_kept, temporary_values
+from sfumato.clipping.probe import made_up_images, made_up_targets, random_state_kept, temporary_values
 from sfumato.clipping.protocol import Batch, Coefficient, Engine, Loss, example_losses, is_out_of_memory, one_loss
 from sfumato.clipping.random_layers import DrawShapes, KeyedDraws, draw_seeds, row_dims
-from sfumato.errors import InputError
+from sfumato.errors import InputError, first_line
 from sfumato.torch_internals import tree_leaves, tree_map
 
 _EXAMPLES = 3

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from sfumato.clipping.probe import first_line, made_up_images, random_state_kept, shifted
-from sfumato.errors import InputError
+from sfumato.clipping.probe import made_up_images, random_state_kept, shifted
+from sfumato.errors import InputError, first_line
 from sfumato.torch_internals import tree_leaves
 
 _REPLACE_BATCH_NORM = "Replace it: --set model.fix=groupnorm, in code fix_groupnorm(model)."

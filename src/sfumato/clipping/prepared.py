@@ -16,10 +16,10 @@ from sfumato.clipping.func import FuncEngine
 from sfumato.clipping.graph.autotune import warm_seconds
 from sfumato.clipping.graph.engine import GraphEngine
 from sfumato.clipping.microbatch import FIRST_ON_GPU, default_microbatch_size, find_microbatch_size, fits_batch
-from sfumato.clipping.probe import first_line, random_state_kept, temporary_values
+from sfumato.clipping.probe import random_state_kept, temporary_values
 from sfumato.clipping.protocol import CLOSED_FORM, Batch, Engine, Loss, Speed, is_out_of_memory
 from sfumato.clipping.reference import ReferenceEngine
-from sfumato.errors import InputError, MachineError
+from sfumato.errors import InputError, MachineError, first_line
 from sfumato.models.layers import Classifier
 
 BUILDERS: dict[str, Callable[..., Engine]] = {

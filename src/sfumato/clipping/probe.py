@@ -124,8 +124,3 @@ def seed_generators(seed: int, on: torch.Tensor) -> None:
         torch.default_generator.manual_seed(seed)
     else:
         torch.manual_seed(seed)
-
-
-def first_line(error: BaseException) -> str:
-    """The first words of an error, or its type."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from sfumato.clipping.model_check import Finding
-from sfumato.clipping.probe import first_line, made_up_images, random_state_kept, temporary_values
+from sfumato.clipping.probe import made_up_images, random_state_kept, temporary_values
 from sfumato.data.examples import Examples
 from sfumato.data.images import ImageSet
-from sfumato.errors import InputError
+from sfumato.errors import InputError, first_line
 
 _Z = 1.959963984540054  # of a two-sided 95 % interval
 # How far an answer may lie from that of the image alone, relative to the largest.

@@ -6,9 +6,8 @@ import torch
 from torch import nn
 
 from sfumato.clipping.microbatch import count_saved
-from sfumato.clipping.probe import first_line
 from sfumato.data.examples import Dataset
-from sfumato.errors import InputError
+from sfumato.errors import InputError, first_line
 from sfumato.models import registry
 from sfumato.models.layers import CentredLinear
 from sfumato.models.trainable import (

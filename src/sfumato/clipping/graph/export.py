@@ -27,8 +27,8 @@ from sfumato.clipping.graph.parametrization import Group, group_weights, is_stan
 from sfumato.clipping.graph.rows import Layout, Rows, draws, module_path
 from sfumato.clipping.graph.rules import refuse
 from sfumato.clipping.graph.rules.site import GradSite, named_args
-from sfumato.clipping.probe import first_line, shifted
-from sfumato.errors import InputError
+from sfumato.clipping.probe import shifted
+from sfumato.errors import InputError, first_line
 from sfumato.torch_internals import HigherOrderOperator, OpOverload, quick_group_norm, tree_unflatten
 
 # Rows that the graph is traced with; any number but one stands for "any number".
@@ -36,10 +36,6 @@ _TRACED_ROWS = 6
 _RECURRENT = tuple(f"{kind}{cell}" for kind in ("rnn_tanh", "rnn_relu", "gru", "lstm") for cell in ("", "_cell"))
 # Operations that only check something, or that do nothing.
 _ASSERTIONS = ("_assert_scalar", "_assert_tensor_metadata", "_assert_async", "sym_constrain_range")
-
-
-class NotCapturable(InputError):
-    """The model cannot be written as one graph of operations; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,8 +121,8 @@ def trace(model: nn.Module, row: torch.Tensor) -> Traced:
         row: (1, ...): one input, of which only shape, type and device are used.
 
     Raises:
-        NotCapturable: If the model cannot be traced for any number of rows, or has an operation that may join rows.
-        InputError: If a trainable parameter reaches no operation on the images, or a site has no rule (it is named).
+        InputError: If the model cannot be traced for any number of rows, or has an operation that may join rows; if a
+            trainable parameter reaches no operation on the images, or a site has no rule (it is named).
     """
     program = _export(model, torch.zeros(_TRACED_ROWS, *row.shape[1:], dtype=row.dtype, device=row.device))
     images, placeholders = _inputs(program, model)
@@ -144,13 +140,13 @@ def trace(model: nn.Module, row: torch.Tensor) -> Traced:
         inputs = node.all_input_nodes
         if touched.isdisjoint(inputs):
             if draws(node):
-                raise NotCapturable(f"{where} draws random numbers for all rows together.")
+                raise InputError(f"{where} draws random numbers for all rows together.")
             parameters_of[node] = frozenset().union(*(parameters_of[other] for other in inputs))
             shared.append(node)
             continue
         reason = rows.misuse(node)
         if reason is not None:
-            raise NotCapturable(f"{where} {reason}: what a row gives could depend on the others.")
+            raise InputError(f"{where} {reason}: what a row gives could depend on the others.")
         taken = {other: _weight_name(other, placeholders) for other in inputs if parameters_of.get(other)}
         touched.add(node)
         data.append(node)
@@ -174,19 +170,19 @@ def _inputs(program: Any, model: nn.Module) -> tuple[Node, dict[Node, tuple[str,
     trainable = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
     named = dict(model.named_parameters(remove_duplicate=False))
     if any(spec.kind is not OutputKind.USER_OUTPUT for spec in program.graph_signature.output_specs):
-        raise NotCapturable("the model changes its own buffers or parameters in a forward pass.")
+        raise InputError("the model changes its own buffers or parameters in a forward pass.")
     kinds = {InputKind.USER_INPUT: "rows", InputKind.PARAMETER: "frozen"}
     kinds |= {InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "constant"}
     nodes = {node.name: node for node in program.graph.nodes}
     found: dict[Node, tuple[str, str]] = {}
     for spec in program.graph_signature.input_specs:
         if spec.kind not in kinds:
-            raise NotCapturable(f"the model's graph has an input of kind {spec.kind.name}.")
+            raise InputError(f"the model's graph has an input of kind {spec.kind.name}.")
         own = trainable.get(id(named.get(spec.target)))
         found[nodes[spec.arg.name]] = ("parameter", own) if own else (kinds[spec.kind], spec.target)
     images = [node for node, (kind, _) in found.items() if kind == "rows"]
     if len(images) != 1:
-        raise NotCapturable(f"the model takes {len(images)} inputs, not one tensor of rows.")
+        raise InputError(f"the model takes {len(images)} inputs, not one tensor of rows.")
     del found[images[0]]
     return images[0], found
 
@@ -194,7 +190,7 @@ def _inputs(program: Any, model: nn.Module) -> tuple[Node, dict[Node, tuple[str,
 def _rewrite(node: Node, where: str) -> None:
     """Puts others in the place of operations that hold for one memory format alone, or have no derivative."""
     if node.op != "call_function":
-        raise NotCapturable(f"{where} is not one operation.")
+        raise InputError(f"{where} is not one operation.")
     if node.target is torch.ops.aten.view.default:
         node.target = torch.ops.aten.reshape.default  # the same for any memory format
     if node.target is torch.ops.aten.type_as.default:  # of its second argument it takes the type alone
@@ -204,7 +200,7 @@ def _rewrite(node: Node, where: str) -> None:
     if node.target is torch.ops.aten.copy.default:  # left by an assignment to a slice; it has no derivative
         into, source = (other.meta["val"] for other in node.args[:2])  # type: ignore[union-attr]
         if into.dtype != source.dtype or into.device != source.device or tuple(into.shape) != tuple(source.shape):
-            raise NotCapturable(f"{where} assigns to a part of a tensor, with another type or shape.")
+            raise InputError(f"{where} assigns to a part of a tensor, with another type or shape.")
         node.target, node.args, node.kwargs = torch.ops.aten.clone.default, (node.args[1],), {}
 
 
@@ -230,7 +226,7 @@ def _refuse_unused(trained: list[str], reached: set[str], results: tuple[Any, ..
             )
     for value in results:
         if isinstance(value, Node) and not (value in touched and isinstance(value.meta["val"], torch.Tensor)):
-            raise NotCapturable("the model returns, besides what belongs to rows, a value of all rows.")
+            raise InputError("the model returns, besides what belongs to rows, a value of all rows.")
 
 
 def _weight_name(node: Node, placeholders: dict[Node, tuple[str, str]]) -> str:
@@ -305,7 +301,7 @@ def _export(model: nn.Module, rows: torch.Tensor) -> Any:
                 "its code fixes how many rows there are. len(images) does that: write images.shape[0]; so does code "
                 "that takes other paths for other numbers of images"
             )
-        raise NotCapturable(f"the model cannot be traced for any number of images: {reason}") from error
+        raise InputError(f"the model cannot be traced for any number of images: {reason}") from error
 
 
 def _rules_of_recurrent(program: Any) -> dict[Any, Any]:
