@@ -70,74 +70,18 @@ def _tests(folder: str, names: str) -> list[str]:
     return [f"tests/{folder}/test_{name}.py" for name in names.split()]
 
 
-# Of runs that are interrupted and go on, which take seconds each, one of every kind.
-_RESUMED = [
-    f"tests/training/test_resume.py::test_{name}"
-    for name in (
-        "the_certificate_of_an_unfinished_run_counts_every_update_that_is_planned",
-        "another_microbatch_draws_updates_afresh_and_counts_them_again",
-        "what_an_optimizer_remembers_survives_a_kill_bit_for_bit[name=adam]",
-        "a_shortened_ledger_is_refused",
-        "a_missing_key_is_refused",
-        "an_altered_ledger_is_refused",
-        "a_changed_recipe_is_refused_naming_the_key[optimizer.learning_rate=1.5]",
-        "no_artefact_of_a_run_holds_the_key",
-        "an_altered_certificate_of_a_finished_run_is_refused[epsilon]",
-    )
-]
-_CHECK = ("engine_check", "model_check", "probe", "prepared", "graph/rows")
-_OF_CHECK = _tests("clipping", "engine_check rows model_check clipped_grad") + _tests("clipping/zoo", "zoo")
-_OF_CLIPPING = _tests("clipping", "parametrization numerics engine_check clip rules clipped_grad graph_engine")
-_OF_ONE = {
-    "closed_form": "cancelling graph_engine",
-    "stacked": "stacked functional",
-    "protocol": "loss",
-    "func": "functional graph_engine",
-    "identity": "identity",
-    "microbatch": "microbatch",
-}
-_OF_TRAINING = [
-    *_tests("training", "learner state noise draws norm_histogram step outputs"),
-    *_tests("clipping", "microbatch clipped_grad"),
-    *_tests("planning", "defaults resolve"),
-    *_tests("evaluation", "scores trained augtest"),
-    *_tests("run_folder", "certificate session environment"),
-]
-
-_WITH_TESTS_OF_THEIR_OWN = ("attacker", "calibration", "pld", "rdp", "selection", "tan", "user_level")
-
-_OF_LOOP = [*_OF_TRAINING, *_RESUMED, *_tests("training", "replay"), *_tests("cli", "cli")]
+_OF_TRAINING = [*_tests("training", "step noise draws state private_loop"), "tests/training", *_tests("cli", "cli")]
 
 # The tests that should notice, fastest first; the longest path that a file's path begins with counts.
 TESTS = {
-    "accounting/": ["tests/accounting", *_tests("run_folder", "certificate")],
-    **{f"accounting/{name}.py": [*_tests("accounting", name), "tests/accounting"] for name in _WITH_TESTS_OF_THEIR_OWN},
-    "accounting/gaussian.py": [*_tests("accounting", "pld"), "tests/accounting"],
-    "clipping/": _OF_CLIPPING,
-    **{f"clipping/{name}.py": [*_tests("clipping", tests), *_OF_CLIPPING] for name, tests in _OF_ONE.items()},
-    "clipping/random_layers.py": _tests("clipping", "engine_check") + _tests("clipping/zoo", "draws"),
-    **{f"clipping/{name}.py": _OF_CHECK for name in _CHECK},
-    "clipping/graph/rules/": _tests("clipping", "rules clip graph_engine"),
-    "planning/": [*_tests("planning", "defaults resolve"), *_OF_TRAINING, *_tests("cli", "cli")],
-    "evaluation/": [*_tests("evaluation", "scores trained augtest"), *_OF_TRAINING, *_tests("cli", "cli"), *_RESUMED],
-    "training/": [*_OF_TRAINING, *_tests("cli", "cli"), *_RESUMED],
-    "training/own_loop.py": _tests("training", "own_loop own_loop_faults own_loop_folder"),
-    "training/first_release.py": _tests("training", "first_release"),
-    "training/features.py": _tests("training", "features"),
-    **{f"training/{name}.py": _OF_LOOP for name in ("loop", "outcome")},
-    "run_folder/": [
-        *_tests("run_folder", "ledger_and_files session environment"),
-        *_OF_TRAINING,
-        *_RESUMED,
-        *_tests("training", "replay"),
-    ],
-    "run_folder/entries.py": [
-        *_tests("accounting", "accountants"),
-        *_tests("run_folder", "certificate session"),
-        *_tests("training", "replay"),
-    ],
-    "data/sampling.py": _tests("data", "sampling") + _tests("training", "step"),
-    "randomness.py": ["tests/test_randomness.py", *_tests("data", "sampling"), *_tests("training", "noise")],
+    "accounting/": ["tests/accounting", "tests/planning"],
+    "clipping/": [*_tests("clipping", "clip clipped_grad rules engine_check"), "tests/clipping"],
+    "planning/": ["tests/planning", *_tests("run_folder", "certificate"), *_OF_TRAINING],
+    "evaluation/": ["tests/evaluation", *_tests("cli", "use cli")],
+    "training/": _OF_TRAINING,
+    "run_folder/": ["tests/run_folder", *_tests("training", "private_loop resume"), *_tests("cli", "cli")],
+    "data/sampling.py": _tests("data", "sampling") + _tests("training", "step draws"),
+    "randomness.py": ["tests/test_randomness.py", *_tests("data", "sampling"), *_tests("training", "noise draws")],
     "searching/private.py": _tests("searching", "private"),
 }
 
