@@ -71,11 +71,6 @@ def test_of_all_words_no_more_than_q_include_an_example(batch_size):
     assert 3 * included <= 2**64 * batch_size < 3 * (included + 1)
 
 
-def test_an_empty_batch_occurs_and_is_an_ordinary_array():
-    sizes = [len(poisson_batch(Mechanism(20, 1, 1.0, 1), Stream(os.urandom(32)))) for _ in range(50)]
-    assert 0 in sizes
-
-
 @pytest.mark.parametrize("num_examples, batch_size", [(10, 3), (7, 7), (5, 4)])
 def test_a_shuffled_epoch_visits_every_example_once(num_examples, batch_size):
     key, orders = os.urandom(24), []
