@@ -14,14 +14,8 @@ from PIL import Image
 from sfumato.config import DataConfig
 from sfumato.data import store
 from sfumato.data.folders import Listing, labelled_images
+from tests.data.conftest import encoded as image
 from tests.data.conftest import quiet, refused, tar_of
-
-
-def image(number, kind="PNG"):
-    pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, format=kind)
-    return file.getvalue()
 
 
 def pixels(number):

@@ -7,12 +7,11 @@ import tarfile
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from sfumato.config import DataConfig
 from sfumato.data.catalogue import ARCHIVES, missing
 from sfumato.data.loading import load
-from tests.data.conftest import quiet, refused, tar_of
+from tests.data.conftest import encoded, quiet, refused, tar_of
 from tests.data.test_benchmarks import small
 
 SYNSETS = ("n01440764", "n02102040")
@@ -21,10 +20,7 @@ TRAIN, VALIDATION = ARCHIVES.values()
 
 
 def jpeg(number):
-    file = io.BytesIO()
-    pixels = np.random.default_rng(number).integers(0, 256, (40, 50, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(file, format="JPEG")
-    return file.getvalue()
+    return encoded(number, "JPEG", (40, 50, 3))
 
 
 def kit():

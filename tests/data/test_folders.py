@@ -1,7 +1,6 @@
 """A user's folder as a data set: what is held out, what is public, what the owner is told."""
 
 import hashlib
-import itertools
 
 import numpy as np
 import pytest
@@ -35,8 +34,20 @@ def pixels(images, index):
     return images.integers(torch.tensor([index]))[0].to(torch.int32)
 
 
-def write_table(root, rows):
-    (root / "labels.csv").write_text("\n".join(["file,label,group", *rows]), encoding="utf-8")
+@pytest.fixture
+def with_table(tmp_path, write_image):
+    """Writes images 00.png, 01.png, ... with a table of their labels and groups, into a folder, which it gives."""
+
+    def write(rows):
+        write_image(*(f"{place:02}.png" for place in range(len(rows))))
+        lines = [
+            "file,label,group",
+            *(f'{place:02}.png,{label},"{group}"' for place, (label, group) in enumerate(rows)),
+        ]
+        (tmp_path / "images" / "labels.csv").write_text("\n".join(lines), encoding="utf-8")
+        return tmp_path / "images"
+
+    return write
 
 
 def test_the_split_is_a_fixed_public_function_of_the_name():
@@ -91,8 +102,7 @@ def test_given_parts_are_kept_and_what_is_not_held_out_is_by_hash(present, which
 
 
 def test_a_folder_with_valid_and_no_test_holds_out_valid_and_has_no_test_images(tmp_path, write_image):
-    for number, label in itertools.product(range(12), ("cat", "dog")):
-        write_image(f"{'train' if number < 8 else 'val'}/{label}/{number}.png")
+    write_image(*(f"{'train' if n < 8 else 'val'}/{label}/{n}.png" for n in range(12) for label in ("cat", "dog")))
     for which in ("train", "train+valid"):
         data = load(config(split=which), tmp_path / "images", quiet)
         assert (len(data.train), len(data.held_out_files), data.held_out_name) == (16, 8, "valid")
@@ -193,12 +203,8 @@ def test_one_class_and_no_folder_are_refused_and_classes_one_level_too_deep_poin
     refused("--data-root FOLDER", load, config(), None, quiet)
 
 
-def test_a_table_with_groups_is_a_data_set(tmp_path, write_image):
-    rows, root = [], tmp_path / "images"
-    for i in range(60):
-        write_image(f"{i:02}.png")
-        rows.append(f"{i:02}.png,{'cat' if i % 3 else 'dog'},p{i // 4}")
-    write_table(root, rows)
+def test_a_table_with_groups_is_a_data_set(with_table):
+    root = with_table([("cat" if i % 3 else "dog", f"p{i // 4}") for i in range(60)])
     stated = {"classes": ["cat", "dog"]}
     dataset = load(config(group_by="group", **stated), root, quiet)
     assert dataset.classes == ("cat", "dog") and dataset.train.largest_group()[1] == 4
@@ -222,26 +228,20 @@ def test_images_to_classify_are_decoded_in_their_order_and_one_bad_file_stops_no
         np.testing.assert_allclose(images.batch(torch.tensor([index]))[0, 0], (truth - 0.5) / 0.25, atol=1e-5)
 
 
-def test_classes_are_never_read_from_a_table_of_private_labels(tmp_path, write_image):
-    rows = [f"{i:02}.png,{'cat' if i % 3 else 'dog'},p{i}" for i in range(60)]
-    for i in range(60):
-        write_image(f"{i:02}.png")
-    rows[7] = "07.png,hiv-positive,p7"
-    root = tmp_path / "images"
-    write_table(root, rows)
+def test_classes_are_never_read_from_a_table_of_private_labels(with_table):
+    rows = [("cat" if i % 3 else "dog", f"p{i}") for i in range(60)]
+    rows[7] = ("hiv-positive", "p7")
+    root = with_table(rows)
     refused(r"does not state the classes.*'hiv-positive'.*--set 'data.classes", facts, config(), root, quiet)
     refused("07.png has the label hiv-positive, which is not", facts, config(classes=["cat", "dog"]), root, quiet)
     assert load(config(classes=["cat", "dog", "hiv-positive"]), root, quiet).classes == ("cat", "dog", "hiv-positive")
 
 
-def test_one_person_is_one_group_in_every_spelling_and_case_keeps_groups_apart(tmp_path, write_image):
+def test_one_person_is_one_group_in_every_spelling_and_case_keeps_groups_apart(with_table):
     spellings, lines = ["Zo\u00eb K.", "Zoe\u0308 K.", " Zo\u00eb K. ", "ZO\u00cb K."], []
     assert not is_held_out("test", spellings[0])
-    for i in range(80):
-        write_image(f"{i:02}.png")
     groups = [*spellings, *(f"p{i}" for i in range(4, 80))]
-    root = tmp_path / "images"
-    write_table(root, [f'{i:02}.png,{"cat" if i % 2 else "dog"},"{group}"' for i, group in enumerate(groups)])
+    root = with_table([("cat" if i % 2 else "dog", group) for i, group in enumerate(groups)])
     data = load(config(classes=["cat", "dog"], group_by="group"), root, lines.append)
     assert data.train.largest_group() == (spellings[0], 3)
     assert any("ZO\u00cb K. / Zo\u00eb K." in line and "different people" in line for line in lines)

@@ -36,8 +36,7 @@ def decoded_names(monkeypatch):
 
 @pytest.fixture
 def root(tmp_path, write_image):
-    for index in range(5):
-        write_image(f"{index}.png")
+    write_image(*(f"{index}.png" for index in range(5)))
     (tmp_path / "images/3.png").write_bytes(b"damaged")
     return tmp_path / "images"
 
