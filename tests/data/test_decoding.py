@@ -55,19 +55,17 @@ def write_grey_tiff(path, pixels, bits, photometric):
     height, width = pixels.shape
     tags = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: height, 279: len(data)}
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
-    path.write_bytes(
-        b"II*\0" + struct.pack("<I", 8 + len(data)) + data + struct.pack("<H", len(tags)) + entries + b"\0\0\0\0"
-    )
+    head = b"II*\0" + struct.pack("<I", 8 + len(data))
+    path.write_bytes(head + data + struct.pack("<H", len(tags)) + entries + bytes(4))
 
 
 @pytest.mark.parametrize(("bits", "photometric"), [(16, 0), (16, 1), (12, 1)])
 def test_a_tiff_whose_white_is_zero_is_turned_round_and_one_of_12_bits_reaches_white(tmp_path, bits, photometric):
     pixels = (RAMP // 2 ** (16 - bits)).astype(np.uint16)
     write_grey_tiff(tmp_path / "x.tif", pixels, bits, photometric)
-    truth = pixels * (65535 / (2**bits - 1))
-    np.testing.assert_allclose(
-        decode(tmp_path / "x.tif")[0][0], truth if photometric else 65535 - truth, atol=bits < 16
-    )
+    white = pixels * (65535 / (2**bits - 1))
+    truth = white if photometric else 65535 - white
+    np.testing.assert_allclose(decode(tmp_path / "x.tif")[0][0], truth, atol=bits < 16)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

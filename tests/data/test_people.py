@@ -37,14 +37,9 @@ def images_of(counts, seed=0, channels=2, side=6):
     total = len(groups)
     readable = torch.tensor([counts[int(group[1:])] > 0 for group in groups])
     order = torch.randperm(total, generator=generator).tolist()  # a person's images need not lie together
-    return ImageSet(
-        stored=torch.randint(0, 256, (total, channels, side, side), generator=generator, dtype=torch.uint8),
-        labels=torch.randint(CLASSES, (total,), generator=generator),
-        readable=readable[order],
-        mean=(0.5,) * channels,
-        std=(0.25,) * channels,
-        groups=[groups[place] for place in order],
-    )
+    stored = torch.randint(0, 256, (total, channels, side, side), generator=generator, dtype=torch.uint8)
+    labels, groups = torch.randint(CLASSES, (total,), generator=generator), [groups[place] for place in order]
+    return ImageSet(stored, labels, readable[order], (0.5,) * channels, (0.25,) * channels, groups=groups)
 
 
 def network(channels=2, side=6, seed=0):

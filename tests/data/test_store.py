@@ -158,9 +158,8 @@ def test_two_processes_at_once_decode_once(root, tmp_path):
     load(root)
     kept = (slots()[0] / "made").rename(tmp_path / "kept")
     with store._alone(slots()[0], print):
-        second = subprocess.Popen(
-            [sys.executable, "-u", "-c", _FILLS, str(root), "-1"], stdout=subprocess.PIPE, text=True
-        )
+        words = [sys.executable, "-u", "-c", _FILLS, str(root), "-1"]
+        second = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         assert "waiting" in second.stdout.readline()
         shutil.copytree(kept, slots()[0] / "made")
     assert "decoding" not in second.communicate()[0] and second.returncode == 0

@@ -24,13 +24,9 @@ def problem(unreadable=()):
     source = torch.Generator().manual_seed(7)
     readable = torch.ones(NUM_EXAMPLES, dtype=torch.bool)
     readable[list(unreadable)] = False
-    images = ImageSet(
-        stored=torch.randint(0, 256, (NUM_EXAMPLES, 1, 6, 6), dtype=torch.uint8, generator=source),
-        labels=torch.randint(0, 3, (NUM_EXAMPLES,), generator=source),
-        readable=readable,
-        mean=(0.5,),
-        std=(0.5,),
-    )
+    stored = torch.randint(0, 256, (NUM_EXAMPLES, 1, 6, 6), dtype=torch.uint8, generator=source)
+    labels = torch.randint(0, 3, (NUM_EXAMPLES,), generator=source)
+    images = ImageSet(stored, labels, readable, mean=(0.5,), std=(0.5,))
     torch.manual_seed(3)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 3))
     return model, images
@@ -132,9 +128,8 @@ def test_algorithm_1_as_printed_agrees_with_ours_in_mean_and_variance():
     indices = np.arange(num_accumulations * local)
     step = step_of(model, batch_size=len(indices), sigma=sigma)
     noiseless = step_of(model, batch_size=local)
-    parts = [
-        flat(private_grad(noiseless, model, images, chunk)[0]) for chunk in indices.reshape(num_accumulations, local)
-    ]
+    chunks = indices.reshape(num_accumulations, local)
+    parts = [flat(private_grad(noiseless, model, images, chunk)[0]) for chunk in chunks]
     source, streams = torch.Generator().manual_seed(1), Streams()
     grad_sum, _ = step.collect(images, dict(model.named_parameters()), bits(step, indices))
     printed, ours = [], []
