@@ -22,6 +22,13 @@ def refused(says: str, call: Callable, *given, **keys) -> None:
         call(*given, **keys)
 
 
+def encoded(number: int | list[int], kind: str = "PNG", shape: tuple[int, ...] = (8, 8, 3)) -> bytes:
+    """The file of a random image, different for each number."""
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(number).integers(0, 256, shape, dtype=np.uint8)).save(file, format=kind)
+    return file.getvalue()
+
+
 def tar_of(members, mode: str = "w", **options) -> bytes:
     """A tar archive of names and contents."""
     file = io.BytesIO()
@@ -43,13 +50,13 @@ def cache_home(tmp_path_factory, monkeypatch) -> Path:
 
 @pytest.fixture
 def write_image(tmp_path) -> Callable[..., Path]:
-    """Writes an image of 12 x 12 random grey levels, different for each name, below tmp_path / "images"."""
+    """Writes images of 12 x 12 random grey levels, different for each name, below tmp_path / "images"."""
 
-    def write(name: str, size: int = 12) -> Path:
-        path = tmp_path / "images" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        rng = np.random.default_rng(list(name.encode()))
-        Image.fromarray(rng.integers(0, 256, (size, size), dtype=np.uint8)).save(path)
+    def write(*names: str) -> Path:
+        for name in names:
+            path = tmp_path / "images" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.open(io.BytesIO(encoded(list(name.encode()), shape=(12, 12)))).save(path)
         return path
 
     return write
@@ -58,7 +65,5 @@ def write_image(tmp_path) -> Callable[..., Path]:
 @pytest.fixture
 def two_classes(tmp_path, write_image) -> Path:
     """A folder with 30 images of each of the classes "cat" and "dog"."""
-    for label in ("cat", "dog"):
-        for index in range(30):
-            write_image(f"{label}/{index:02}.png")
+    write_image(*(f"{label}/{index:02}.png" for label in ("cat", "dog") for index in range(30)))
     return tmp_path / "images"

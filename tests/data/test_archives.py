@@ -14,14 +14,8 @@ from PIL import Image
 from sfumato.config import DataConfig
 from sfumato.data import store
 from sfumato.data.folders import Listing, labelled_images
+from tests.data.conftest import encoded as image
 from tests.data.conftest import quiet, refused, tar_of
-
-
-def image(number, kind="PNG"):
-    pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, format=kind)
-    return file.getvalue()
 
 
 def pixels(number):
@@ -140,6 +134,10 @@ def test_an_archive_that_is_cut_short_or_damaged_is_refused(shard):
             refused(r"a\.tar is cut short or damaged", loaded, root)
     (root / "a.tar").write_bytes(content)
     assert sum(map(len, sides(root))) == 12
+    (root / "a.tar").write_bytes(b"no tar at all" * 100)
+    refused(r"a\.tar is no tar archive", loaded, root)
+    (root / "cat").mkdir()
+    refused(r"holds archives \(a\.tar\) beside cat", loaded, root)
 
 
 @pytest.mark.parametrize("mode", ["w:gz", "w:xz", "w:bz2"])
@@ -195,14 +193,6 @@ REFUSED = {
 @pytest.mark.parametrize("says", REFUSED)
 def test_what_no_one_can_have_meant_is_refused_by_name(shard, says):
     refused(says, loaded, shard(REFUSED[says]))
-
-
-def test_an_archive_that_is_none_and_files_beside_archives_are_refused(shard):
-    root = shard([])
-    (root / "a.tar").write_bytes(b"no tar at all" * 100)
-    refused(r"a\.tar is no tar archive", loaded, root)
-    (root / "cat").mkdir()
-    refused(r"holds archives \(a\.tar\) beside cat", loaded, root)
 
 
 def test_a_parquet_file_that_is_none_or_lacks_what_it_needs_is_refused(parquet):
@@ -293,9 +283,7 @@ def test_persons_are_read_from_the_names_that_members_have(shard, parquet, kind)
 
 
 def test_names_of_every_kind_are_taken(shard):
-    names = [f"{LABELS[n]}/{'影' * 90}{n}.png" for n in range(10)]
-    names += [f"{LABELS[n]}/1.2.840.{n}.png" for n in range(10, 40)]
-    root = shard((name, image(n)) for n, name in enumerate(names))
+    root = shard((f"{LABELS[n]}/{'影' * 90 if n < 10 else '1.2.840.'}{n}.png", image(n)) for n in range(40))
     assert sum(map(len, sides(root))) == 40
     members = ((f"{LABELS[n]}/\u00e9{n}.png", image(n)) for n in range(40))
     (root / "a.tar").write_bytes(tar_of(members, encoding="latin-1", format=tarfile.GNU_FORMAT))
@@ -304,14 +292,12 @@ def test_names_of_every_kind_are_taken(shard):
 
 def test_a_label_has_one_spelling(shard):
     """As the folders of a Mac, and files of Windows' editors, spell it."""
-    spellings = ["cafe\u0301".encode(), "\ufeffcaf\u00e9".encode(), " caf\u00e9\n".encode(), b"dog"]
-    members = []
-    for number in range(40):
-        members += [(f"{number}.png", image(number)), (f"{number}.cls", spellings[number % 4])]
-    assert sum(map(len, sides(shard(members), classes=["caf\u00e9", "dog"]))) == 40
-    mac = "cafe\u0301"
-    folders = [(f"{'dog' if number % 2 else mac}/{number}.png", image(number)) for number in range(40)]
-    assert sum(map(len, sides(shard(folders), classes=["caf\u00e9", "dog"]))) == 40
+    spellings = ["cafe\u0301", "\ufeffcaf\u00e9", " caf\u00e9\n", "dog"]
+    labels = [(f"{number}.cls", spellings[number % 4].encode()) for number in range(40)]
+    beside = [(f"{number}.png", image(number)) for number in range(40)]
+    above = [(f"{spellings[number % 2 * 3]}/{number}.png", image(number)) for number in range(40)]
+    for members in (sorted(beside + labels), above):
+        assert sum(map(len, sides(shard(members), classes=["caf\u00e9", "dog"]))) == 40
 
 
 def test_corrected_labels_are_read_though_size_and_time_are_the_same(shard):

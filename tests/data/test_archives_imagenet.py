@@ -7,12 +7,11 @@ import tarfile
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from sfumato.config import DataConfig
 from sfumato.data.catalogue import ARCHIVES, missing
 from sfumato.data.loading import load
-from tests.data.conftest import quiet, refused, tar_of
+from tests.data.conftest import encoded, quiet, refused, tar_of
 from tests.data.test_benchmarks import small
 
 SYNSETS = ("n01440764", "n02102040")
@@ -21,10 +20,7 @@ TRAIN, VALIDATION = ARCHIVES.values()
 
 
 def jpeg(number):
-    file = io.BytesIO()
-    pixels = np.random.default_rng(number).integers(0, 256, (40, 50, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(file, format="JPEG")
-    return file.getvalue()
+    return encoded(number, "JPEG", (40, 50, 3))
 
 
 def kit():
@@ -127,8 +123,8 @@ def test_an_image_with_damaged_bytes_keeps_its_place_and_is_named(home):
 @pytest.mark.parametrize("name", [TRAIN, VALIDATION])
 def test_an_archive_that_is_cut_short_is_refused(home, name):
     content = (home / name).read_bytes()
-    for damaged in (content[: len(content) // 2], content[:5120], b""):
-        (home / name).write_bytes(damaged)
+    for end in (len(content) // 2, 5120, 0):
+        (home / name).write_bytes(content[:end])
         refused(rf"{name}.* is cut short.* damaged.*Put the original archive", load, CONFIG, home.parent, quiet)
 
 
@@ -156,36 +152,28 @@ def test_an_archive_of_something_else_is_refused(home, members, words):
     refused(words, load, CONFIG, home.parent, quiet)
 
 
-@pytest.mark.parametrize(
-    ("table", "words"),
-    [
-        (None, "has no labels beside it. Put LOC_val_solution.csv, ILSVRC2012_devkit_t12.tar.gz or"),
-        ("ImageId,PredictionString\nILSVRC2012_val_00000001,n01440764\n", "val_00000003.JPEG has no label"),
-        ("ImageId,PredictionString\n", "LOC_val_solution.csv is damaged"),
-        ("ImageId,Other\nILSVRC2012_val_00000003,n01440764\n", "LOC_val_solution.csv is damaged"),
-        ("ImageId,PredictionString\nILSVRC2012_val_00000003,tench\n", "has no synset"),
-    ],
-)
-def test_labels_that_are_missing_or_damaged_are_refused(home, table, words):
-    (home / "LOC_val_solution.csv").unlink()
-    if table is not None:
-        (home / "LOC_val_solution.csv").write_text(table)
-    refused(words, load, CONFIG, home.parent, quiet)
+TABLE, DEVKIT, HEAD = "LOC_val_solution.csv", "ILSVRC2012_devkit_t12", "ImageId,PredictionString\n"
+FAULTY_LABELS = [
+    ({}, f"has no labels beside it. Put {TABLE}, {DEVKIT}.tar.gz or"),
+    ({TABLE: HEAD + "ILSVRC2012_val_00000001,n01440764\n"}, "val_00000003.JPEG has no label"),
+    ({TABLE: HEAD}, f"{TABLE} is damaged"),
+    ({TABLE: "ImageId,Other\nILSVRC2012_val_00000003,n01440764\n"}, f"{TABLE} is damaged"),
+    ({TABLE: HEAD + "ILSVRC2012_val_00000003,tench\n"}, "has no synset"),
+    # A line too many somewhere would give all later images labels of others.
+    ({"ILSVRC2012_validation_ground_truth.txt": b"2\n2\n1\n1\n2\n"}, "4 images, and there are labels of 5"),
+    ({"ILSVRC2012_validation_ground_truth.txt": b"5\n"}, "devkit_t12.tar.gz is damaged"),
+    ({"meta.mat": b"5\n"}, "devkit_t12.tar.gz is damaged"),
+]
 
 
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        ({"ILSVRC2012_validation_ground_truth.txt": b"2\n2\n1\n1\n2\n"}, "4 images, and there are labels of 5"),
-        ({"ILSVRC2012_validation_ground_truth.txt": b"5\n"}, "devkit_t12.tar.gz is damaged"),
-        ({"meta.mat": b"5\n"}, "devkit_t12.tar.gz is damaged"),
-    ],
-)
-def test_a_damaged_development_kit_is_refused(home, damage, words):
-    """A line too many somewhere would give all later images labels of others."""
-    (home / "LOC_val_solution.csv").unlink()
-    members = {f"ILSVRC2012_devkit_t12/data/{each}": content for each, content in {**kit(), **damage}.items()}
-    (home / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(tar_of(members.items(), "w:gz"))
+@pytest.mark.parametrize(("given", "words"), FAULTY_LABELS)
+def test_labels_that_are_missing_or_damaged_are_refused(home, given, words):
+    (home / TABLE).unlink()
+    if TABLE in given:
+        (home / TABLE).write_text(given[TABLE])
+    elif given:
+        members = {f"{DEVKIT}/data/{each}": content for each, content in {**kit(), **given}.items()}
+        (home / f"{DEVKIT}.tar.gz").write_bytes(tar_of(members.items(), "w:gz"))
     refused(words, load, CONFIG, home.parent, quiet)
 
 

@@ -91,28 +91,15 @@ def test_the_smallest_images_have_views(kind):
         assert views.shape == (shape[0], 300, *shape[1:]) and bool(torch.isfinite(views).all())
 
 
-def test_crops_and_flips_are_uniform():
-    padding, number = 2, 40_000
-    image = torch.arange(144.0).view(1, 1, 12, 12)  # each (crop, flip) gives a view of its own
-    views = augment(image, random_bits(1, number), "crop_flip", padding).view(number, -1)
-    _, counts = views.unique(dim=0, return_counts=True)
-    assert len(counts) == 2 * (2 * padding + 1) ** 2
-    assert scipy.stats.chisquare(counts.numpy()).pvalue > 1e-3
-    half = len(counts) // 2
-    biased = torch.cat([(counts[:half] * 1.1).round(), counts[half:]])  # the test sees 10 % more of one half
-    assert scipy.stats.chisquare(biased.numpy()).pvalue < 1e-3
-
-
-def test_parts_of_a_larger_image_are_every_part_equally_often():
-    """De et al. 2022, C.2: images of 1.2 times the size, cropped; no padding."""
-    image = torch.arange(49.0).view(1, 1, 7, 7)
-    bits = torch.randint(0, 2**32, (1, 18_000), generator=torch.Generator().manual_seed(2))
-    views = augment(image, bits, "crop_flip", 4, size=5)[0, :, 0]
-    parts = {}
-    for top in range(3):
-        for left in range(3):
-            part = image[0, 0, top : top + 5, left : left + 5]
-            parts[tuple(part.flatten().tolist())] = parts[tuple(part.flip(1).flatten().tolist())] = 0
-    for view in views:
-        parts[tuple(view.flatten().tolist())] += 1
-    assert len(parts) == 18 and scipy.stats.chisquare(list(parts.values())).pvalue > 1e-4
+@pytest.mark.parametrize(("side", "size", "number"), [(12, None, 2 * 5**2), (7, 5, 2 * 3**2)])
+def test_crops_and_flips_are_uniform(side, size, number):
+    """Of padded images, and of larger ones without padding (De et al. 2022, C.2)."""
+    image = torch.arange(float(side**2)).view(1, 1, side, side)  # each (crop, flip) gives a view of its own
+    views = augment(image, random_bits(1, 40_000), "crop_flip", 2, size=size)[0, :, 0]
+    found, counts = views.unique(dim=0, return_counts=True)
+    assert len(counts) == number and scipy.stats.chisquare(counts.numpy()).pvalue > 1e-3
+    biased = torch.cat([(counts[: number // 2] * 1.1).round(), counts[number // 2 :]])
+    assert scipy.stats.chisquare(biased.numpy()).pvalue < 1e-3  # the test sees 10 % more of one half
+    if size:
+        parts = image[0, 0].unfold(0, size, 1).unfold(1, size, 1).flatten(0, 1)
+        assert torch.equal(found, torch.cat([parts, parts.flip(2)]).unique(dim=0))

@@ -23,9 +23,7 @@ def names(files):
 
 def test_every_kind_and_case_of_extension_is_found_in_the_order_of_names(tmp_path, write_image):
     kinds = ["a.PNG", "b.jpg", "c.JPEG", "d.bmp", "e.WebP", "f.tif", "g.TIFF", "sub/h.png"]
-    for name in reversed(kinds):
-        write_image(f"cat/{name}")
-    write_image("dog/0.png")
+    write_image("dog/0.png", *(f"cat/{name}" for name in reversed(kinds)))
     found = listed(tmp_path / "images")
     assert names(found) == [f"cat/{name}" for name in kinds] + ["dog/0.png"]
     assert {item.label for item in found} == {"cat", "dog"} and {item.part for item in found} == {None}
@@ -49,21 +47,18 @@ def test_what_systems_leave_behind_is_left_out(two_classes):
     assert names(listed(two_classes)) == before
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("cat/sub/notes.txt", "is of no known kind"),
-        ("cat/anim.gif", "is of no known kind"),
-        ("cat/noextension", "is of no known kind"),
-        ("cat/x.DICOM", "is DICOM.*dcmj2pnm"),
-        ("cat/labels.xlsx", "A table of labels is named labels.csv"),
-    ],
-)
-def test_a_file_of_an_unknown_kind_is_refused_by_name(two_classes, name, message):
-    path = two_classes / name
+UNKNOWN = dict.fromkeys(["sub/notes.txt", "anim.gif", "noextension"], "{} is of no known kind") | {
+    "x.DICOM": "is DICOM.*dcmj2pnm",
+    "labels.xlsx": "A table of labels is named labels.csv",
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_file_of_an_unknown_kind_is_refused_by_name(two_classes, name):
+    path = two_classes / "cat" / name
     path.parent.mkdir(exist_ok=True)
     path.write_text("x")
-    refused(f"{path} {message}" if "no known" in message else message, listed, two_classes)
+    refused(UNKNOWN[name].format(path), listed, two_classes)
 
 
 def test_an_image_outside_a_listed_class_is_refused_by_name(two_classes, write_image):
@@ -74,37 +69,29 @@ def test_an_image_outside_a_listed_class_is_refused_by_name(two_classes, write_i
 
 @pytest.mark.parametrize("part", ["", "train/"])
 def test_an_empty_class_is_told_wherever_its_folder_is(tmp_path, write_image, part):
-    for label in ("a", "b"):
-        write_image(f"{part}{label}/0.png")
+    write_image(f"{part}a/0.png", f"{part}b/0.png")
     (tmp_path / "images" / part / "bird").mkdir()
     refused("bird holds no image", listed, tmp_path / "images")
 
 
 def test_parts_are_read_from_their_folders(tmp_path, write_image):
-    for name in ("train/cat/0.png", "train/dog/1.png", "valid/cat/2.png", "test/dog/3.png"):
-        write_image(name)
+    write_image("train/cat/0.png", "train/dog/1.png", "valid/cat/2.png", "test/dog/3.png")
     expected = [("test", "dog"), ("train", "cat"), ("train", "dog"), ("valid", "cat")]
     assert [(item.part, item.label) for item in listed(tmp_path / "images")] == expected
     write_image("train/loose.png")
     refused("loose.png lies outside", listed, tmp_path / "images")
 
 
-@pytest.mark.parametrize(
-    ("name", "part", "classes"),
-    [
-        ("Training", "train", None),
-        ("TRAIN", "train", ["cat", "dog"]),
-        ("testing", "test", ["cat", "dog"]),
-        ("Val", "valid", None),
-        ("Validation", "valid", ["cat", "dog"]),
-        ("DEV", "valid", None),
-    ],
-)
-def test_a_part_is_a_part_in_whatever_spelling(tmp_path, write_image, name, part, classes):
+SPELLINGS = ["Training train", "TRAIN train", "testing test", "Val valid", "Validation valid", "DEV valid"]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("classes", [None, ["cat", "dog"]])
+def test_a_part_is_a_part_in_whatever_spelling(tmp_path, write_image, spelling, classes):
     """Training/ against Testing/ was a classifier once."""
+    name, part = spelling.split()
     beside = "Test" if part == "train" else "Train"
-    for image in ("cat/0.png", "dog/0.png"):
-        write_image(f"{name}/{image}"), write_image(f"{beside}/{image}")
+    write_image(*(f"{folder}/{label}/0.png" for folder in (name, beside) for label in ("cat", "dog")))
     found = {(item.name.split("/")[0], item.part) for item in listed(tmp_path / "images", classes)}
     assert found == {(name, part), (beside, "test" if part == "train" else "train")}
     write_image("extra/cat/0.png")
@@ -124,8 +111,7 @@ def test_a_class_may_be_called_like_a_part_if_images_lie_in_it_beside_other_clas
     tmp_path, write_image
 ):
     root = tmp_path / "images"
-    for name in ("dev/0.png", "Test/0.png", "ops/0.png", "dev/deeper/1.png"):
-        write_image(name)
+    write_image("dev/0.png", "Test/0.png", "ops/0.png", "dev/deeper/1.png")
     assert {item.label for item in listed(root)} == {"dev", "Test", "ops"}
     (root / "ops/0.png").rename(root / "dev/2.png")
     (root / "ops").rmdir()
@@ -135,8 +121,7 @@ def test_a_class_may_be_called_like_a_part_if_images_lie_in_it_beside_other_clas
 
 @pytest.mark.parametrize("folders", [("training_set", "test_set"), ("Train set", "petsTest")])
 def test_folders_that_may_mean_parts_are_not_taken_for_classes(tmp_path, write_image, folders):
-    for folder in folders:
-        write_image(f"{folder}/cat/0.png")
+    write_image(*(f"{folder}/cat/0.png" for folder in folders))
     refused("parts or classes", listed, tmp_path / "images")
     assert {item.label for item in listed(tmp_path / "images", list(folders))} == set(folders)
 
@@ -174,16 +159,18 @@ def test_groups_are_read_from_paths_or_refused(two_classes):
         refused(message, with_groups, pattern, files, two_classes, quiet)
 
 
+NAMES = ["a.png", "sub/b.png", "ü.png"]
+
+
 @pytest.fixture
 def table(tmp_path, write_image):
     """A folder of three images, without its labels.csv yet."""
-    for name in ("a.png", "sub/b.png", "ü.png"):
-        write_image(name)
+    write_image(*NAMES)
     return tmp_path / "images"
 
 
-def write_table(root, text, encoding="utf-8"):
-    (root / "labels.csv").write_text(text, encoding=encoding)
+def write_table(root, text, encoding="utf-8", name="labels.csv"):
+    (root / name).write_text(text, encoding=encoding)
 
 
 CLASSES = ["cat", "dog"]
@@ -195,7 +182,7 @@ def test_a_table_gives_labels_and_groups(table):
     text = f'age,file,label,group\n7,sub/b.png,dog,"p,1"\n8,./a.png, cat ,p2\n\n9,{name},cat,p2\n'
     write_table(table, text, "utf-8-sig")  # as a spreadsheet saves it
     found = listed(table, CLASSES)
-    assert names(found) == ["a.png", "sub/b.png", "ü.png"] and {item.part for item in found} == {None}
+    assert names(found) == NAMES and {item.part for item in found} == {None}
     assert [(item.label, item.group) for item in found] == [("cat", "p2"), ("dog", "p,1"), ("cat", "p2")]
     assert with_groups("group", found, table, quiet) == found
     lines = []
@@ -256,8 +243,7 @@ def test_a_table_in_another_encoding_and_two_tables_for_the_same_images_are_refu
 
 def test_a_table_s_images_keep_the_parts_that_they_lie_in(tmp_path, write_image):
     lie_in = ["test/a.png", "train/b.png", "train/more/c.png", "valid/d.png"]
-    for name in lie_in:
-        write_image(name)
+    write_image(*lie_in)
     root = tmp_path / "images"
     write_table(root, "file,label\n" + "".join(f"{name},cat\n" for name in lie_in))
     assert [item.part for item in listed(root, CLASSES)] == ["test", "train", "train", "valid"]
@@ -280,9 +266,9 @@ HUGGING_FACE = {
 
 @pytest.mark.parametrize("name", HUGGING_FACE)
 def test_hugging_face_s_image_folders_are_read(table, name):
-    (table / name).write_text(HUGGING_FACE[name], encoding="utf-8")
+    write_table(table, HUGGING_FACE[name], name=name)
     found = listed(table, CLASSES)
-    assert names(found) == ["a.png", "sub/b.png", "ü.png"] and [item.label for item in found] == ["cat", "dog", "cat"]
+    assert names(found) == NAMES and [item.label for item in found] == ["cat", "dog", "cat"]
 
 
 @pytest.mark.parametrize("kind", ["metadata.jsonl", "labels.csv"])
@@ -311,8 +297,7 @@ def test_a_column_has_what_json_has(table):
 def test_a_column_says_which_part_an_image_belongs_to(tmp_path, write_image):
     """Test images were trained on once."""
     root = tmp_path / "images"
-    for name in ("a", "b", "c"):
-        write_image(f"{name}.png")
+    write_image("a.png", "b.png", "c.png")
     write_table(root, "file,label,Split\na.png,x,Train\nb.png,y,val\nc.png,x,TEST\n")
     assert [item.part for item in listed(root, CLASSES)] == ["train", "valid", "test"]
     write_table(root, "file,label,split\na.png,x,Train\nb.png,y,fold 3\nc.png,x,TEST\n")

@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from sfumato.data import decoding, store
 from sfumato.data.decoding import decode_cached, decode_images
 from sfumato.data.images import ImageSet
 from sfumato.data.listing import find_images
+from tests.data.conftest import quiet
 
 
 @pytest.fixture
@@ -34,13 +36,12 @@ def decoded_names(monkeypatch):
 
 @pytest.fixture
 def root(tmp_path, write_image):
-    for index in range(5):
-        write_image(f"{index}.png")
+    write_image(*(f"{index}.png" for index in range(5)))
     (tmp_path / "images/3.png").write_bytes(b"damaged")
     return tmp_path / "images"
 
 
-def load(root, image_size=8, channels=1, report=lambda line: None):
+def load(root, image_size=8, channels=1, report=quiet):
     return decode_cached(root, find_images(root), image_size=image_size, channels=channels, report=report)
 
 
@@ -95,22 +96,19 @@ def test_only_what_changed_is_decoded_anew(root, decoded_names, write_image):
 
 def test_other_settings_rules_and_folders_are_decoded_anew(root, decoded_names, monkeypatch, tmp_path):
     for _ in range(2):
-        load(root)
-        assert load(root, image_size=9).images.shape == (5, 1, 9, 9)
-        assert load(root, channels=3).images.shape == (5, 3, 8, 8)
+        for size, channels in ((8, 1), (9, 1), (8, 3)):
+            assert load(root, size, channels).images.shape == (5, channels, size, size)
         assert len(decoded_names) == 15
     monkeypatch.setattr(decoding, "RULES_VERSION", 0)
     load(root)
-    assert len(decoded_names) == 20
-    root.rename(tmp_path / "moved")
-    load(tmp_path / "moved")
+    load(root.rename(tmp_path / "moved"))
     assert len(decoded_names) == 25
 
 
 def test_a_cache_that_cannot_be_had_is_reported_and_costs_only_time(root, monkeypatch, tmp_path):
     truth, lines = load(root), []
     shutil.rmtree(slots()[0])
-    monkeypatch.setattr(store.os, "fsync", full)
+    monkeypatch.setattr(store.os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
     assert same(load(root, report=lines.append), truth)
     assert any("cannot be written (No space left on device)" in line for line in lines)
     monkeypatch.undo()
@@ -119,10 +117,6 @@ def test_a_cache_that_cannot_be_had_is_reported_and_costs_only_time(root, monkey
     assert same(load(root, report=lines.append), truth) and "cannot be written (Not a directory)" in lines[-2]
     with store.switched_off():
         assert same(load(root), truth)
-
-
-def full(descriptor):
-    raise OSError(28, "No space left on device")
 
 
 _FILLS = """
@@ -164,27 +158,23 @@ def test_two_processes_at_once_decode_once(root, tmp_path):
     load(root)
     kept = (slots()[0] / "made").rename(tmp_path / "kept")
     with store._alone(slots()[0], print):
-        second = subprocess.Popen(
-            [sys.executable, "-u", "-c", _FILLS, str(root), "-1"], stdout=subprocess.PIPE, text=True
-        )
+        words = [sys.executable, "-u", "-c", _FILLS, str(root), "-1"]
+        second = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         assert "waiting" in second.stdout.readline()
         shutil.copytree(kept, slots()[0] / "made")
     assert "decoding" not in second.communicate()[0] and second.returncode == 0
 
 
-def test_an_empty_folder_has_an_empty_cache(tmp_path):
-    (tmp_path / "none").mkdir()
-    for _ in range(2):
-        assert load(tmp_path / "none").images.shape == (0, 1, 8, 8)
-
-
-def test_what_is_kept_is_listed_and_cleared(root):
+def test_what_is_kept_is_listed_and_cleared_and_an_empty_folder_has_an_empty_cache(root):
+    (root.parent / "none").mkdir()
     load(root)
     load(root, image_size=9)
     found = store.entries()
     assert [(entry.kind, entry.root) for entry in found] == [("images", str(root))] * 2
     assert found[0].num_bytes > found[1].num_bytes > 5 * 64 * 2
     assert store.clear(print) == found and slots() == [] == store.entries()
+    for _ in range(2):
+        assert load(root.parent / "none").images.shape == (0, 1, 8, 8)
 
 
 def test_a_batch_of_rows_on_disk_is_that_of_the_rows_in_memory(tmp_path):

@@ -22,12 +22,11 @@ _context.set_forkserver_preload(
 )
 
 
+Death = tuple[str, int, float] | None
+
+
 def start(
-    arguments: list[str],
-    die_at: tuple[str, int, float] | None = None,
-    log: Path | None = None,
-    modules: Path | None = None,
-    watch: Path | None = None,
+    arguments: list[str], die_at: Death = None, log: Path | None = None, modules: Path | None = None, watch=None
 ) -> multiprocessing.Process:
     """Starts `sfumato ARGUMENTS` in a process of its own.
 
@@ -53,9 +52,7 @@ def run(arguments: list[str], *given, **options) -> int:
     return process.exitcode
 
 
-def _run(
-    arguments: list[str], die_at: tuple[str, int, float] | None, log: str, modules: Path | None, watch: Path | None
-) -> None:
+def _run(arguments: list[str], die_at: Death, log: str, modules: Path | None, watch: Path | None) -> None:
     import torch
 
     torch.set_num_threads(1)
@@ -94,7 +91,8 @@ def _plant(where: str, count: int, share: float) -> None:
         nonlocal seen
         seen += 1
         if seen == count:
-            write(descriptor, bytes(data)[: int(len(data) * share)])
+            if share:
+                write(descriptor, bytes(data)[: int(len(data) * share)])
             if is_full:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.kill(os.getpid(), signal.SIGKILL)
@@ -102,15 +100,7 @@ def _plant(where: str, count: int, share: float) -> None:
 
     if where == "room":
         real_room = os.posix_fallocate
-
-        def held(descriptor, offset, length):
-            nonlocal seen
-            seen += 1
-            if seen == count:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            real_room(descriptor, offset, length)
-
-        os.posix_fallocate = held
+        os.posix_fallocate = lambda *given: dies(lambda *_: real_room(*given), given[0], b"")
         return
     if where == "ledger":
         real = os.write

@@ -1,6 +1,5 @@
 """Features that are computed once: the same run as on images, kept between runs, and private like images."""
 
-import copy
 import dataclasses
 import json
 
@@ -12,7 +11,6 @@ from sfumato import config
 from sfumato.clipping import clipped_grad
 from sfumato.data import store
 from sfumato.data.images import ImageSet
-from sfumato.errors import InputError
 from sfumato.evaluation.trained import load as load_trained
 from sfumato.models import build
 from sfumato.models.layers import Classifier, UnitLinear
@@ -22,15 +20,9 @@ from sfumato.training import features
 from sfumato.training.features import features_of
 from sfumato.training.trainer import train
 from tests.clipping.problems import cross_entropy, distance
+from tests.data.conftest import cache_home, quiet, refused  # noqa: F401  (a fixture for all)
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    home = tmp_path_factory.mktemp("cache_home")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
-    return home
 
 
 def some_images(count=300, seed=0):
@@ -46,7 +38,7 @@ def backbone(seed=1):
 
 def test_features_are_what_the_network_makes_of_each_image_and_zeros_of_none():
     images = some_images()
-    found = features_of(backbone(), images, CPU, lambda line: None)
+    found = features_of(backbone(), images, CPU, quiet)
     with torch.no_grad():
         alone = torch.cat([backbone().eval()(images.batch(torch.tensor([i]))) for i in range(len(images))])
     alone[7] = 0
@@ -55,11 +47,11 @@ def test_features_are_what_the_network_makes_of_each_image_and_zeros_of_none():
 
 def test_one_image_changes_no_other_image_s_features_by_a_bit():
     images = some_images()
-    before = features_of(backbone(), images, CPU, lambda line: None).batch(torch.arange(300))
+    before = features_of(backbone(), images, CPU, quiet).batch(torch.arange(300))
     pixels = images.stored.clone()
     pixels[20] = 255
     changed = dataclasses.replace(images, stored=pixels)
-    after = features_of(backbone(), changed, CPU, lambda line: None).batch(torch.arange(300))
+    after = features_of(backbone(), changed, CPU, quiet).batch(torch.arange(300))
     others = torch.arange(300) != 20
     assert torch.equal(before[others], after[others]) and not torch.equal(before[20], after[20])
 
@@ -68,7 +60,7 @@ def test_always_as_many_images_lie_in_a_batch():
     """Libraries choose kernels by the number of rows, and kernels round differently."""
     rows, network = [], backbone()
     network.register_forward_pre_hook(lambda module, given: rows.append(len(given[0])))
-    features_of(network, some_images(), CPU, lambda line: None)
+    features_of(network, some_images(), CPU, quiet)
     assert set(rows[1:]) == {features.ROWS} and rows[0] == 8  # made-up ones first
 
 
@@ -79,7 +71,7 @@ def test_they_are_computed_once_for_the_same_weights_and_images(monkeypatch):
 
     def count(*given):
         computed.clear()
-        features_of(*given, CPU, lambda line: None)
+        features_of(*given, CPU, quiet)
         return len(computed)
 
     assert count(backbone(), some_images()) > 1 and count(backbone(), some_images()) == 0
@@ -105,43 +97,34 @@ class Scaled(torch.nn.Module):
 
 @pytest.mark.parametrize("change", [{"scale": -1.0}, {"shift": 1.0}])
 def test_features_of_another_setting_are_not_taken_from_the_cache(change):
-    one, other = (
-        features_of(Backbone(network, "fc", torch.zeros(1, 3, 8, 8)), some_images(), CPU, lambda line: None)
-        for network in (Scaled(), Scaled(**change))
-    )
+    one, other = (features_of(frozen(net), some_images(), CPU, quiet) for net in (Scaled(), Scaled(**change)))
     assert not torch.allclose(one.stored, other.stored)
 
 
-class Steered(torch.nn.Module):
-    """Its classifier's weights, detached, say where to look (class activation maps)."""
+class Network(torch.nn.Module):
+    """A classifier of so many features, and what is computed with it."""
 
-    def __init__(self):
+    def __init__(self, compute, num_features=3 * 64):
         super().__init__()
         torch.manual_seed(0)
-        self.fc = torch.nn.Linear(3, 4)
+        self.fc, self.compute = torch.nn.Linear(num_features, 4), compute
 
     def forward(self, images):
-        maps = torch.einsum("kc,nchw->nkhw", self.fc.weight.detach(), images).amax(1, keepdim=True)
-        return self.fc((images * maps.sigmoid()).mean((2, 3)))
+        return self.compute(self.fc, images)
+
+
+def frozen(network):
+    return Backbone(network, "fc", torch.zeros(1, 3, 8, 8))
+
+
+def steered(fc, images):
+    """The classifier's weights, detached, say where to look (class activation maps)."""
+    maps = torch.einsum("kc,nchw->nkhw", fc.weight.detach(), images).amax(1, keepdim=True)
+    return fc((images * maps.sigmoid()).mean((2, 3)))
 
 
 def test_features_that_the_classifier_s_weights_steer_are_not_computed_once():
-    with pytest.raises(InputError, match="is not the last thing"):
-        Backbone(Steered(), "fc", torch.zeros(1, 3, 8, 8))
-
-
-class Tailed(torch.nn.Module):
-    """A classifier, and something that vanishes or stays small where its weights are zeros."""
-
-    def __init__(self, tail):
-        super().__init__()
-        torch.manual_seed(0)
-        self.fc, self.tail = torch.nn.Linear(3 * 64, 4), tail
-        torch.nn.init.zeros_(self.fc.weight)
-        torch.nn.init.zeros_(self.fc.bias)
-
-    def forward(self, images):
-        return self.tail(self.fc(images.flatten(1)))
+    refused("is not the last thing", frozen, Network(steered, 3))
 
 
 class Backwards(torch.autograd.Function):
@@ -154,35 +137,33 @@ class Backwards(torch.autograd.Function):
         return 0.5 * gradient
 
 
-@pytest.mark.parametrize(
-    "tail",
-    [
-        lambda values: 10 * values,
-        lambda values: 0.5 * torch.tanh(values / 0.5),
-        F.relu,
-        lambda values: values.clamp(-50, 50),
-        lambda values: F.layer_norm(values, (4,)),
-        Backwards.apply,
-    ],
-)
+TAILS = [
+    lambda values: 10 * values,
+    lambda values: 0.5 * torch.tanh(values / 0.5),
+    F.relu,
+    lambda values: values.clamp(-50, 50),
+    lambda values: F.layer_norm(values, (4,)),
+    Backwards.apply,
+]
+
+
+@pytest.mark.parametrize("tail", TAILS)
 def test_what_follows_a_classifier_of_zeros_is_found(tail):
-    model = Tailed(tail)
-    with pytest.raises(InputError, match="is not the last thing"):
-        Backbone(model, "fc", torch.zeros(1, 3, 8, 8))
-    assert not any(value.any() for value in model.fc.parameters())  # as they were
-    Backbone(Tailed(lambda values: values), "fc", torch.zeros(1, 3, 8, 8))
+    """It vanishes or stays small there."""
+    model, plain = (
+        Network(lambda fc, images, end=end: end(fc(images.flatten(1)))) for end in (tail, torch.nn.Identity())
+    )
+    for value in [*model.parameters(), *plain.parameters()]:
+        torch.nn.init.zeros_(value)
+    refused("is not the last thing", frozen, model)
+    assert not any(value.any() for value in model.parameters())  # as they were
+    frozen(plain)
 
 
-class PerImage(torch.nn.Module):
-    """Standardises each image by its own pixels: a blank one gives NaN."""
-
-    def __init__(self):
-        super().__init__()
-        self.fc = torch.nn.Linear(3 * 64, 4)
-
-    def forward(self, images):
-        values = images.flatten(1)
-        return self.fc((values - values.mean(1, keepdim=True)) / values.std(1, keepdim=True))
+def standardised(fc, images):
+    """Each image by its own pixels: a blank one gives NaN."""
+    values = images.flatten(1)
+    return fc((values - values.mean(1, keepdim=True)) / values.std(1, keepdim=True))
 
 
 def test_a_blank_image_ends_no_run_and_contributes_nothing():
@@ -190,7 +171,7 @@ def test_a_blank_image_ends_no_run_and_contributes_nothing():
     images = some_images()
     images.stored[30] = 0
     lines = []
-    found = features_of(Backbone(PerImage(), "fc", torch.zeros(1, 3, 8, 8)), images, CPU, lines.append)
+    found = features_of(frozen(Network(standardised)), images, CPU, lines.append)
     assert not found.stored[30].isfinite().any() and found.stored[:30].isfinite().all()
     assert any("features of 1 of 300 images are not finite" in line for line in lines)
     torch.manual_seed(0)
@@ -214,7 +195,7 @@ def test_a_process_that_dies_leaves_what_it_has(monkeypatch):
 
     monkeypatch.setattr(features, "_rows", dying)
     with pytest.raises(KeyboardInterrupt):
-        features_of(backbone(), some_images(), CPU, lambda line: None)
+        features_of(backbone(), some_images(), CPU, quiet)
     lines = []
     found = features_of(backbone(), some_images(), CPU, lines.append)
     assert "features of 172 images" in lines[0]
@@ -289,12 +270,9 @@ def recipe(**model):
 
 def test_a_run_on_features_ends_as_one_on_images(tmp_path):
     """With augmentation (one view, the image itself) nothing can be computed once."""
-    values = recipe()
-    values["privacy"] = {"noise_multiplier": 0}
+    values = {**recipe(), "privacy": {"noise_multiplier": 0}}
     on_features = train(values, tmp_path / "features")
-    views = copy.deepcopy(values)
-    views["augmentation"] = {"kind": "none", "augmult": 1}
-    on_images = train(views, tmp_path / "images")
+    on_images = train(values | {"augmentation": {"kind": "none", "augmult": 1}}, tmp_path / "images")
     one, other = (load_trained(tmp_path / name).model.state_dict() for name in ("features", "images"))
     for name, value in one.items():
         torch.testing.assert_close(value, other[name], rtol=1e-4, atol=1e-5)
@@ -303,11 +281,14 @@ def test_a_run_on_features_ends_as_one_on_images(tmp_path):
     assert found is not None and found.facts["speed"]["engine"] == "closed_form"
 
 
+def weights_of(folder, seed=3):
+    train({**recipe(), "model": {"name": "small_cnn"}, "run": {"seed": seed}}, folder)
+    return str(folder)
+
+
 def test_weights_of_a_run_start_another_and_the_certificate_names_them(tmp_path):
-    train({**recipe(), "model": {"name": "small_cnn"}}, tmp_path / "first")
-    given = str(tmp_path / "first")
-    with pytest.raises(InputError, match="pretrained_on"):
-        train(recipe(init_from=given), tmp_path / "second")
+    given = weights_of(tmp_path / "first")
+    refused("pretrained_on", train, recipe(init_from=given), tmp_path / "second")
     result = train(recipe(init_from=given, pretrained_on="digits, five steps"), tmp_path / "second")
     certificate = json.loads((tmp_path / "second/privacy.json").read_text())
     assert "pre-training data: digits, five steps" in certificate["not_covered"]
@@ -322,24 +303,14 @@ def test_weights_of_a_run_start_another_and_the_certificate_names_them(tmp_path)
     assert result.num_parameters < 6000
 
 
-def test_a_run_is_not_resumed_with_other_weights(tmp_path):
-    given = recipe(pretrained_on="digits")
-    for seed in (3, 4):
-        start = {**recipe(), "model": {"name": "small_cnn"}, "run": {"seed": seed}}
-        train(start, tmp_path / f"weights{seed}")
-    given["model"]["init_from"] = str(tmp_path / "weights3")
-    train(given, tmp_path / "run")
-    given["model"]["init_from"] = str(tmp_path / "weights4")
-    with pytest.raises(InputError, match=r"model\.init_sha256 was"):
-        train(given, tmp_path / "run", resume=True)
-
-
-def test_other_weights_than_the_recipe_s_digest_says_are_refused(tmp_path):
-    train({**recipe(), "model": {"name": "small_cnn"}}, tmp_path / "weights")
-    given = recipe(pretrained_on="digits", init_from=str(tmp_path / "weights"), init_sha256="0" * 64)
-    with pytest.raises(InputError, match="holds other weights"):
-        train(given, tmp_path / "run")
+def test_other_weights_than_a_run_s_or_than_the_recipe_s_digest_says_are_refused(tmp_path):
+    given, other = (weights_of(tmp_path / f"weights{seed}", seed) for seed in (3, 4))
+    stated = recipe(pretrained_on="digits", init_from=given, init_sha256="0" * 64)
+    refused("holds other weights", train, stated, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+    train(recipe(pretrained_on="digits", init_from=given), tmp_path / "run")
+    changed = recipe(pretrained_on="digits", init_from=other)
+    refused(r"model\.init_sha256 was", train, changed, tmp_path / "run", resume=True)
 
 
 def test_a_packaged_network_brings_its_weights_constants_and_what_trains():
@@ -365,8 +336,7 @@ class Mixing(torch.nn.Module):
 
 def test_features_that_depend_on_the_images_beside_are_refused(tmp_path):
     values = {**recipe(), "model": {"name": f"{__name__}:Mixing", "trainable": "classifier"}}
-    with pytest.raises(InputError, match="evaluation mode"):
-        train(values, tmp_path / "run", trust=[__name__])
+    refused("evaluation mode", train, values, tmp_path / "run", trust=[__name__])
 
 
 def test_a_network_s_dropout_is_off_where_features_are_computed():

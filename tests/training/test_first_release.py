@@ -14,18 +14,16 @@ from safetensors.torch import load_file
 import sfumato
 from sfumato import cli, config
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.data.catalogue import Facts
 from sfumato.data.examples import FeatureSet
 from sfumato.data.loading import load
-from sfumato.errors import InputError
 from sfumato.evaluation.trained import load as load_trained
-from sfumato.planning.resolve import resolve
 from sfumato.randomness import Stream
 from sfumato.run_folder import ledger
 from sfumato.training import first_release
 from sfumato.training.first_release import SENSITIVITY, MeanFeatures
 from sfumato.training.loop import Progress
 from tests.accounting import truth
+from tests.data.conftest import cache_home, refused  # noqa: F401  (a fixture for all)
 from tests.training import faults
 
 CPU = torch.device("cpu")
@@ -38,14 +36,8 @@ RECIPE = {
 }
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache_home")))
-
-
 def examples(features, labels=None, readable=None):
-    features = torch.as_tensor(features, dtype=torch.float32)
-    labels = torch.zeros(len(features), dtype=torch.int64) if labels is None else torch.as_tensor(labels)
+    labels = torch.zeros(len(features), dtype=torch.int64) if labels is None else labels
     readable = torch.ones(len(features), dtype=torch.bool) if readable is None else readable
     return FeatureSet(features, labels, readable, None)
 
@@ -193,35 +185,22 @@ def test_the_ledger_has_one_first_release_and_epsilon_is_that_of_both_together(t
     assert [json.loads(line)["epsilon"] for line in lines][-1] == result.epsilon
 
 
-def test_a_first_release_that_a_kill_lost_is_counted_and_not_made_again(tmp_path):
-    """Its line was on disk, whole, and nothing of it kept: the run goes on without it, and says so."""
+@pytest.mark.parametrize(("die_at", "is_lost"), [(("ledger", 2, 1.0), True), (("ledger", 3, 0.5), False)])
+def test_a_first_release_that_a_kill_lost_is_counted_and_not_made_again_and_any_is_checkpointed_at_once(
+    tmp_path, die_at, is_lost
+):
+    """Lost: its line was on disk, whole, and nothing of it kept. The run goes on without it, and says so."""
     folder, log = tmp_path / "run", tmp_path / "log"
     arguments = ["train", str(written(tmp_path)), "--output", str(folder)]
-    assert faults.run(arguments, die_at=("ledger", 2, 1.0)) == -signal.SIGKILL
+    assert faults.run(arguments, die_at=die_at) == -signal.SIGKILL
     assert steps_of(folder) == [0] and claim_of(folder)["first_release_noise"] is not None
     assert faults.run(["resume", str(folder)], log=log) == 0, log.read_text()
-    assert "is lost: going on without it" in log.read_text()
+    assert ("is lost: going on without it" in log.read_text()) == is_lost
     assert steps_of(folder) == list(range(STEPS + 1))
-    claim = claim_of(folder)
-    assert claim["epsilon"] == claim["epsilon_so_far"] <= 2.0
-    tensors = load_file(folder / "model.safetensors")
-    assert not any(value.any() for name, value in tensors.items() if name.endswith(".centre"))
-
-
-def test_a_first_release_is_checkpointed_at_once(tmp_path):
-    folder = tmp_path / "run"
-    arguments = ["train", str(written(tmp_path)), "--output", str(folder)]
-    assert faults.run(arguments, die_at=("ledger", 3, 0.5)) == -signal.SIGKILL
-    assert faults.run(["resume", str(folder)]) == 0
-    assert steps_of(folder) == list(range(STEPS + 1)) and claim_of(folder)["num_lost"] == 0
-    tensors = load_file(folder / "model.safetensors")
-    assert all(value.any() for name, value in tensors.items() if name.endswith(".centre"))
-
-
-def test_a_run_without_a_target_needs_the_noise_of_the_release(tmp_path):
-    recipe = {**recipe_of(), "privacy": {"noise_multiplier": 2.0, "delta": 1e-5}}
-    with pytest.raises(InputError, match="privacy.first_release_noise"):
-        sfumato.train(recipe, tmp_path / "run")
+    claim, tensors = claim_of(folder), load_file(folder / "model.safetensors")
+    assert claim["epsilon"] == claim["epsilon_so_far"] <= 2.0 and (is_lost or claim["num_lost"] == 0)
+    centres = [bool(value.any()) for name, value in tensors.items() if name.endswith(".centre")]
+    assert centres and set(centres) == {not is_lost}
 
 
 @pytest.mark.parametrize(
@@ -230,14 +209,15 @@ def test_a_run_without_a_target_needs_the_noise_of_the_release(tmp_path):
         ({"model": {"features": "unit"}, "privacy": {"first_release_noise": 3.0}}, "_release_noise"),
         ({"model": {"trainable": "all"}}, "model.trainable"),
         ({"augmentation": {"augmult": 2}}, "augmult"),
+        ({"privacy": {"target_epsilon": None, "noise_multiplier": 2.0}}, "privacy.first_release_noise"),
+        ({"training": {"num_steps": 0}}, "would spend on what is released first and train nothing"),
         ({"privacy": {"selected_from": 5.0}}, "first release"),
         ({"privacy": {"unit": "person", "max_images_per_person": 2, "person_sampling": "persons"}}, "adds up images"),
     ],
-    ids=["unit", "all", "views", "selected", "people"],
+    ids=["unit", "all", "views", "no target", "no updates", "selected", "people"],
 )
 def test_what_does_not_go_together_is_refused_by_name(tmp_path, changes, named):
-    with pytest.raises(InputError, match=named):
-        sfumato.train(recipe_of(**changes), tmp_path / "run")
+    refused(named, sfumato.train, recipe_of(**changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -259,25 +239,16 @@ def test_all_images_of_a_person_are_covered(tmp_path):
 
 @pytest.mark.parametrize("command", ["search", "simulate", "sweep"])
 def test_what_counts_updates_alone_refuses_what_releases_more(tmp_path, command):
-    values = {"data": {"name": "digits"}, "model": {"trainable": "classifier", "features": "centred"}}
-    recipe = values | {"privacy": {"target_epsilon": 2.0, "delta": 1e-5}}
-    folder = tmp_path / "out"
+    folder, recipe = tmp_path / "out", {key: RECIPE[key] for key in ("data", "model", "privacy")}
     calls = {
         "search": lambda: sfumato.search(recipe, 3, output=folder),
         "simulate": lambda: sfumato.simulate(recipe, 16, output=folder),
         "sweep": lambda: sfumato.sweep(recipe, {"optimizer.learning_rate": [0.5, 1.0]}, output=folder),
     }
-    with pytest.raises(InputError, match=f'{command} knows of updates alone, and model.features = "centred"'):
-        calls[command]()
+    refused(f'{command} knows of updates alone, and model.features = "centred"', calls[command])
     assert not folder.exists()
 
 
 def test_plan_refuses_it_too(tmp_path, capsys):
     assert cli.run(["plan", "--recipe", str(written(tmp_path))]) == 2
     assert 'plan knows of updates alone, and model.features = "centred" releases more' in capsys.readouterr().err
-
-
-def test_a_first_release_alone_trains_nothing():
-    recipe = recipe_of(training={"num_steps": 0})
-    with pytest.raises(InputError, match="would spend on what is released first and train nothing"):
-        resolve(config.parse(recipe), Facts(1437, 10, 8, 1))

@@ -1,68 +1,70 @@
-"""The learner of a run, beside what its parts promise by themselves: models that draw random numbers."""
+"""The learner of a run, and the random numbers of each update: from fresh bytes, or from a public seed alone."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from sfumato.accounting.mechanism import Mechanism
 from sfumato.config import DataConfig, parse
-from sfumato.data import loading as datasets
-from sfumato.errors import InputError
+from sfumato.data.loading import load
+from sfumato.data.views import Views
 from sfumato.planning.resolve import resolve
-from sfumato.randomness import derived
+from sfumato.randomness import Streams, derived
+from sfumato.training.draws import Draws
 from sfumato.training.learner import Learner
 from sfumato.training.step import draw
+from tests.data.conftest import quiet, refused
 
 
 def drops(channels, num_classes, **options):
     return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64 * channels, num_classes))
 
 
-class Update:
-    """Sums of one update by learners that cut it into microbatches in their own way."""
+@pytest.fixture(scope="module")
+def digits():
+    return load(DataConfig(name="digits"), None, quiet)
 
-    def __init__(self, augmult):
-        self.dataset = datasets.load(DataConfig(name="digits"), None, lambda text: None)
-        self.recipe = {
-            "data": {"name": "digits"},
-            "model": {"name": f"{__name__}:drops"},
-            "augmentation": {"kind": "flip" if augmult else "none", "augmult": augmult},
-            "privacy": {"noise_multiplier": 1.0, "delta": 1e-4},
-        }
 
-    def sum(self, microbatch_size, model_key):
-        training = {"batch_size": 16, "num_steps": 2, "microbatch_size": microbatch_size, "engine": "graph"}
-        plan = resolve(parse({**self.recipe, "training": training}), self.dataset.facts)
-        learner = Learner(plan, self.dataset, torch.device("cpu"), trust=[__name__])
-        view, model = derived(bytes(32), "views"), derived(bytes(32), model_key)
-        learner.initialise(derived(bytes(32), "weights").uint64(1))
-        indices = torch.arange(3, 40, 2).numpy()
-        randomness = draw(plan.mechanism, indices, learner.views, view, model)
-        grad_sum, _ = learner.collect(randomness, 1)
-        return torch.cat([value.flatten() for value in grad_sum.values()])
+def plan_of(digits, training=None, **sections):
+    values = {"data": {"name": "digits"}, "training": {"num_steps": 2, **(training or {})}, **sections}
+    return resolve(parse(values), digits.facts)
 
 
 @pytest.mark.parametrize("augmult", [0, 2])
-def test_what_a_model_draws_in_an_update_follows_from_the_update_s_key_however_it_is_cut_into_microbatches(augmult):
-    update = Update(augmult)
-    whole = update.sum(32, "a key")
-    assert whole.norm() > 0
-    assert torch.equal(update.sum(32, "a key"), whole)
-    assert (update.sum(5, "a key") - whole).norm() < 1e-5 * whole.norm()
-    assert (update.sum(32, "another") - whole).norm() > 0.1 * whole.norm()
+def test_what_a_model_draws_in_an_update_follows_from_the_update_s_key_however_it_is_cut_into_microbatches(
+    digits, augmult
+):
+    sections = {
+        "model": {"name": f"{__name__}:drops"},
+        "augmentation": {"kind": "flip" if augmult else "none", "augmult": augmult},
+        "privacy": {"noise_multiplier": 1.0, "delta": 1e-4},
+    }
+
+    def summed(microbatch_size, model_key):
+        training = {"batch_size": 16, "microbatch_size": microbatch_size, "engine": "graph"}
+        plan = plan_of(digits, training, **sections)
+        learner = Learner(plan, digits, torch.device("cpu"), trust=[__name__])
+        learner.initialise(derived(bytes(32), "weights").uint64(1))
+        view, model = derived(bytes(32), "views"), derived(bytes(32), model_key)
+        randomness = draw(plan.mechanism, np.arange(3, 40, 2), learner.views, view, model)
+        grad_sum, _ = learner.collect(randomness, 1)
+        return torch.cat([value.flatten() for value in grad_sum.values()])
+
+    whole = summed(32, "a key")
+    assert whole.norm() > 0 and torch.equal(summed(32, "a key"), whole)
+    assert (summed(5, "a key") - whole).norm() < 1e-5 * whole.norm()
+    assert (summed(32, "another") - whole).norm() > 0.1 * whole.norm()
 
 
-def test_ordinary_training_takes_a_batch_whole_though_standardised_weights_are_kept_for_it():
-    dataset = datasets.load(DataConfig(name="digits"), None, lambda text: None)
+def test_ordinary_training_takes_a_batch_whole_though_standardised_weights_are_kept_for_it(digits):
     model = {"name": "wide_resnet", "options": {"depth": 16, "width": 4}}  # 2.7 million weights, few values an image
-    plan = resolve(parse({"data": {"name": "digits"}, "model": model, "training": {"num_steps": 2}}), dataset.facts)
-    assert Learner(plan, dataset, torch.device("cpu")).microbatch_size == 128
+    assert Learner(plan_of(digits, model=model), digits, torch.device("cpu")).microbatch_size == 128
 
 
-def test_a_run_does_not_go_on_with_a_model_whose_code_changed():
+def test_a_run_does_not_go_on_with_a_model_whose_code_changed(digits):
     """The recipe names a module, whose code may be another one by then."""
-    dataset = datasets.load(DataConfig(name="digits"), None, lambda text: None)
-    plan = resolve(parse({"data": {"name": "digits"}, "training": {"num_steps": 2}}), dataset.facts)
-    learner = Learner(plan, dataset, torch.device("cpu"))
+    learner = Learner(plan_of(digits), digits, torch.device("cpu"))
     word = derived(bytes(32), "weights").uint64(1)
     learner.initialise(word)
     state = learner.state.state_dict()
@@ -70,5 +72,52 @@ def test_a_run_does_not_go_on_with_a_model_whose_code_changed():
     weights = state["model"]
     name = next(iter(weights))
     for changed in ({**weights, name: torch.zeros(3)}, {key: weights[key] for key in list(weights)[1:]}):
-        with pytest.raises(InputError, match="its code changed since the run began"):
-            learner.initialise(word, state={**state, "model": changed})
+        refused("its code changed since the run", learner.initialise, word, state={**state, "model": changed})
+
+
+MECHANISM, VIEWS, EVERY = Mechanism(400, 100, 1.0, 5), Views("flip", 2, 0), np.arange(400)
+
+
+def draws(seed=None, mechanism=MECHANISM):
+    return Draws(mechanism, VIEWS, Streams(seed))
+
+
+def bits(drawn, release):
+    randomness = drawn.of_update(release)
+    return randomness.indices.tobytes(), randomness.view_bits[EVERY].tobytes(), randomness.model_key
+
+
+def test_no_two_updates_share_a_bit_even_where_one_is_repeated():
+    """A release that a crash lost is drawn anew, and so is every other in a copy of the run."""
+    seen = [bits(drawn, release) for drawn in (draws(), draws()) for release in (1, 1, 2)]
+    for parts in zip(*seen, strict=True):
+        assert len(set(parts)) == len(seen)
+    one = draws()
+    words = [one.noise(release).uint64(64) for release in (1, 1, 2)]
+    assert abs(np.unpackbits((words[0] ^ words[1]).view(np.uint8)).mean() - 0.5) < 0.05
+    assert abs(np.unpackbits((words[0] ^ words[2]).view(np.uint8)).mean() - 0.5) < 0.05
+
+
+def test_a_public_seed_gives_all_of_it_again_whatever_was_drawn_before():
+    one, other = draws(3), draws(3)
+    one.of_update(1)
+    assert bits(one, 2) == bits(other, 2)
+    assert one.noise(2).bytes(64) == other.noise(2).bytes(64) != one.noise(1).bytes(64)
+    assert bits(draws(4), 2) != bits(draws(3), 2)
+
+
+def test_runs_of_one_seed_share_views_dropout_and_noise_whatever_their_batch():
+    """Common random numbers."""
+    one, other = draws(3), draws(3, MECHANISM.replace(batch_size=40))
+    a, b = one.of_update(1), other.of_update(1)
+    assert (a.view_bits[EVERY] == b.view_bits[EVERY]).all() and a.model_key == b.model_key
+    assert set(b.indices) < set(a.indices)
+    assert one.noise(1).bytes(32) == other.noise(1).bytes(32)
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_shuffled_batches_visit_every_example_once_an_epoch(seed):
+    drawn = draws(seed, MECHANISM.replace(sampling="shuffled"))
+    epoch = np.concatenate([drawn.of_update(release).indices for release in range(1, 5)])
+    assert sorted(epoch) == list(range(400))
+    assert list(drawn.of_update(5).indices) != list(epoch[:100])

@@ -53,26 +53,16 @@ def test_both_words_give_all_of_their_bits():
     assert quarters == [0, 1, 2, 3]
 
 
-def test_coordinates_are_independent_also_between_the_two_halves_of_box_muller():
-    values = normals(Stream(new_key()).uint64(200_000))
-    first, second = values[:100_000], values[100_000:]
-    for a, b in ((first, second), (first**2, second**2), (values[1:], values[:-1])):
-        assert abs(np.corrcoef(a, b)[0, 1]) < 6 / np.sqrt(len(a))
-
-
-def test_every_parameter_gets_noise_of_its_own():
-    noisy = noise_of(0, 1.0, weight=(100, 99), bias=(101,))
-    assert {name: tuple(value.shape) for name, value in noisy.items()} == {"weight": (100, 99), "bias": (101,)}
-    assert all(value.dtype == torch.float32 for value in noisy.values())
+def test_every_parameter_gets_noise_of_its_own_and_what_is_done_to_one_with_gradients_on_shows_in_no_other():
+    shapes = {"weight": (100, 99), "bias": (101,), "scale": ()}
+    with torch.no_grad():
+        noisy = noise_of(0, 1.0, **shapes)
+    assert {name: value.shape for name, value in noisy.items()} == shapes
+    assert {value.dtype for value in noisy.values()} == {torch.float32}
     flat = torch.cat([value.flatten() for value in noisy.values()])
     assert len(flat.unique()) > 0.5 * len(flat)
-
-
-def test_what_is_done_to_one_noisy_tensor_shows_in_no_other_and_may_be_done_with_gradients_on():
-    with torch.no_grad():
-        noisy = noise_of(0, 1.0, weight=(10, 9), bias=(11,), scale=())
     before = {name: value.clone() for name, value in noisy.items()}
-    noisy["weight"].add_(torch.ones(10, 9, requires_grad=True), alpha=0.1)
+    noisy["weight"].add_(torch.ones(100, 99, requires_grad=True), alpha=0.1)
     assert torch.equal(noisy["weight"].detach(), before["weight"] + 0.1) and noisy["scale"].equal(before["scale"])
     assert noisy["scale"].untyped_storage().nbytes() == 4
 
@@ -92,11 +82,11 @@ def test_released_sums_lie_on_a_grid_so_that_low_bits_tell_nothing():
 
 
 def test_no_word_of_the_stream_serves_two_coordinates():
-    """Every coordinate from words of its own: across pieces, blocks and halves, however many there are."""
+    """Every coordinate from words of its own: across pieces, blocks and the two halves of Box-Muller."""
     count = 3 * noise._PIECE + 5
     values = noise_of(count, 1.0)["weight"]
     assert len(values.unique()) > count / 20  # values lie on a grid
-    for distance in (noise._BLOCK // 2, noise._BLOCK, noise._PIECE, 2 * noise._PIECE):
+    for distance in (1, noise._BLOCK // 2, noise._BLOCK, noise._PIECE, 2 * noise._PIECE):
         a, b = values[distance:].double(), values[:-distance].double()
         for first, second in ((a, b), (a.square() - 1, b.square() - 1)):
             assert abs(float((first * second).mean())) < 6 * 2 / len(a) ** 0.5

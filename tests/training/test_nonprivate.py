@@ -6,7 +6,6 @@ import signal
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from sfumato.clipping.protocol import Speed
 from sfumato.data.views import Views
@@ -14,13 +13,9 @@ from sfumato.evaluation.objective import Objective
 from sfumato.run_folder import ledger
 from sfumato.training.step import OrdinaryStep, Randomness
 from tests.training import faults
-from tests.training.test_step import problem
+from tests.training.test_step import one_by_one, problem
 
 SETTINGS = ["--non-private", "--set", "training.num_steps=20", "--set", "training.checkpoint_every=3"]
-
-
-def command(folder, *more):
-    return ["train", "demo/digits", *SETTINGS, "--output", str(folder), *more]
 
 
 def gradient_of(model, images, indices, augmult=0, microbatch_size=4, max_grad_norm=None):
@@ -38,14 +33,8 @@ def test_an_update_is_the_mean_gradient_of_all_views_one_by_one(augmult):
     indices = [1, 2, 5, 7, 11, 20, 3]
     readable = [index for index in indices if index != 2]
     gradient, statistics, views, bits = gradient_of(model, images, indices, augmult)
-    total, losses = torch.zeros_like(gradient), []
-    for index in readable:
-        made = views.make(images, torch.tensor([index]), bits, torch.device("cpu"))
-        for view in made[0] if augmult else made:
-            value = nn.functional.cross_entropy(model(view[None]), images.labels[[index]])
-            total += torch.cat([part.flatten() for part in torch.autograd.grad(value, list(model.parameters()))])
-            losses.append(float(value.detach()))
-    assert torch.allclose(gradient, total / len(losses), atol=1e-6)
+    gradients, losses = one_by_one(model, images, readable, views, bits)
+    assert torch.allclose(gradient, gradients.mean(0), atol=1e-6)
     assert statistics.loss == pytest.approx(np.mean(losses), rel=1e-5)
     assert statistics.grad_norm == pytest.approx(float(gradient.norm()), rel=1e-5)
 
@@ -65,20 +54,15 @@ def test_a_largest_norm_scales_the_mean_gradient_as_clipping_scales_an_example_s
     assert torch.allclose(scaled, plain * min(1 / limit, 1 / statistics.grad_norm), atol=1e-6)
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A run that was killed, and went on."""
-    run = tmp_path_factory.mktemp("runs") / "run"
-    assert faults.run(command(run), die_at=("ledger", 9, 0.5)) == -signal.SIGKILL
-    assert faults.run(command(run, "--resume")) == 0
-    return run
-
-
-def test_its_updates_are_counted_and_its_claims_are_none(finished):
-    lines = ledger.read(finished / "ledger.jsonl")
+def test_its_updates_are_counted_and_its_claims_are_none_though_it_was_killed_and_went_on(tmp_path):
+    run = tmp_path / "run"
+    words = ["train", "demo/digits", *SETTINGS, "--output", str(run)]
+    assert faults.run(words, die_at=("ledger", 9, 0.5)) == -signal.SIGKILL
+    assert faults.run([*words, "--resume"]) == 0
+    lines = ledger.read(run / "ledger.jsonl")
     assert lines.run.unit is None and lines.num_releases == 20
-    claims = json.loads((finished / "privacy.json").read_text())
+    claims = json.loads((run / "privacy.json").read_text())
     assert claims["private"] is False and claims["epsilon"] is None and claims["num_steps"] == 20
     assert (claims["num_lost"], claims["num_applied"], claims["epsilon_so_far"]) == (0, 20, None)
-    result = json.loads((finished / "result.json").read_text())
+    result = json.loads((run / "result.json").read_text())
     assert result["test_accuracy"] > 0.85 and result["epsilon"] is None

@@ -6,7 +6,6 @@ import signal
 import pytest
 
 import sfumato
-from sfumato.errors import InputError
 from tests.cli.test_cli import call, json_of, refused
 from tests.training import faults
 
@@ -68,10 +67,9 @@ def test_what_cannot_be_repeated_is_one_line(tmp_path, capsys, words, says):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_run_s_own_folder_takes_no_others(tmp_path):
+def test_a_run_s_own_folder_takes_no_others(tmp_path, capsys):
     sfumato.train("demo/digits", tmp_path / "run", settings=TINY)
-    with pytest.raises(InputError, match="is a run's folder"):
-        sfumato.repeat("demo/digits", tmp_path / "run", times=2, settings=TINY)
+    assert "is a run's folder" in refused(capsys, *WORDS, "--repeat", 2, "--output", tmp_path / "run")
 
 
 def test_fewer_runs_than_a_folder_holds_are_no_series(tmp_path, capsys):

@@ -1,6 +1,9 @@
 """What a program set for itself changes no run: the run is the same, or is refused in one line."""
 
 import contextlib
+import platform
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -26,7 +29,6 @@ def put_back(setting, get, *value):
 HARMLESS = {
     "numpy raises": lambda: np.errstate(all="raise"),
     "no gradients": torch.no_grad,
-    "gradients off": lambda: put_back(torch.set_grad_enabled, torch.is_grad_enabled, False),
     "deterministic": lambda: put_back(
         torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled, True
     ),
@@ -73,3 +75,26 @@ def test_what_would_change_a_run_is_refused_in_one_line(tmp_path, name):
     with setting(), pytest.raises(InputError, match=words) as refusal:
         train(tmp_path / "run")
     assert "\n" not in str(refusal.value)
+
+
+FAULTS = """
+import resource, torch
+from sfumato.training.allocator import keep_freed_memory
+
+keep_freed_memory()
+
+def page_faults(mebibytes):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.empty(mebibytes * 2**18).fill_(1.0)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+for microbatch in range(8):  # the first ones find the room
+    faults = [page_faults(size) for size in (8, 31, 40, 64, 96)]
+print(max(faults))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators are left alone")
+def test_memory_that_was_freed_is_used_again_however_large_the_block():
+    faults = int(subprocess.run([sys.executable, "-c", FAULTS], check=True, capture_output=True, text=True).stdout)
+    assert faults < 200  # pages of 4 KiB: 8 MiB asked for anew would be 2,048

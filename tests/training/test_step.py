@@ -1,6 +1,6 @@
 """The private step against De et al. (2022): Algorithm 1 as printed, Eq. 3, and its edge cases."""
 
-from types import SimpleNamespace
+import dataclasses
 
 import numpy as np
 import pytest
@@ -13,22 +13,20 @@ from sfumato.clipping.graph import engine as graph_engine
 from sfumato.data.images import ImageSet
 from sfumato.data.views import Views
 from sfumato.randomness import Streams
-from sfumato.training.step import PrivateStep, Randomness, draw
+from sfumato.training import step as step_module
+from sfumato.training.step import PrivateStep, draw, norm_histogram
 
 NUM_EXAMPLES, CLIPPING_NORM = 24, 0.7
+NO_VIEWS, STREAMS = Views("none", 0, 0), Streams(1)
 
 
 def problem(unreadable=()):
     source = torch.Generator().manual_seed(7)
     readable = torch.ones(NUM_EXAMPLES, dtype=torch.bool)
     readable[list(unreadable)] = False
-    images = ImageSet(
-        stored=torch.randint(0, 256, (NUM_EXAMPLES, 1, 6, 6), dtype=torch.uint8, generator=source),
-        labels=torch.randint(0, 3, (NUM_EXAMPLES,), generator=source),
-        readable=readable,
-        mean=(0.5,),
-        std=(0.5,),
-    )
+    stored = torch.randint(0, 256, (NUM_EXAMPLES, 1, 6, 6), dtype=torch.uint8, generator=source)
+    labels = torch.randint(0, 3, (NUM_EXAMPLES,), generator=source)
+    images = ImageSet(stored, labels, readable, mean=(0.5,), std=(0.5,))
     torch.manual_seed(3)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 3))
     return model, images
@@ -60,14 +58,23 @@ def flat(gradient):
     return torch.cat([value.flatten() for value in gradient.values()])
 
 
+def one_by_one(model, images, indices, views=NO_VIEWS, view_bits=None):
+    """Gradients and losses of each image's mean loss over its views, by plain autograd."""
+    gradients, losses = torch.zeros(len(indices), sum(value.numel() for value in model.parameters())), []
+    for place, index in enumerate(indices):
+        inputs = views.make(images, torch.tensor([index]), view_bits, torch.device("cpu"))
+        rows = inputs.flatten(0, 1) if views.augmult else inputs
+        value = loss(model(rows), images.labels[[index]].expand(len(rows))).mean()
+        parts = torch.autograd.grad(value, list(model.parameters()))
+        gradients[place] = torch.cat([part.flatten() for part in parts])
+        losses.append(float(value.detach()))
+    return gradients, losses
+
+
 def clipped_mean(model, images, indices):
-    """One image at a time by plain autograd, over the expected batch of 8."""
-    total = torch.zeros(sum(value.numel() for value in model.parameters()))
-    for index in indices:
-        value = loss(model(images.batch(torch.tensor([index]))), images.labels[[index]]).sum()
-        gradient = torch.cat([part.flatten() for part in torch.autograd.grad(value, list(model.parameters()))])
-        total += gradient * min(1 / CLIPPING_NORM, 1 / float(gradient.norm()))
-    return total / 8
+    """Over the expected batch of 8."""
+    gradients, _ = one_by_one(model, images, indices)
+    return (gradients / gradients.norm(dim=1, keepdim=True).clamp(min=CLIPPING_NORM)).sum(0) / 8
 
 
 @pytest.mark.parametrize("indices", [[], [3], list(range(13)), list(range(NUM_EXAMPLES))])
@@ -102,9 +109,7 @@ def test_the_microbatch_size_changes_nothing_but_rounding(augmult):
         step = step_of(model, sigma=1.0, augmult=augmult, microbatch_size=microbatch_size)
         gradient, _ = private_grad(step, model, images, range(17), streams)
         results.append(flat(gradient))
-    assert torch.allclose(results[0], results[1], atol=1e-3) and torch.allclose(
-        results[0], results[2], atol=1e-3
-    )  # one grid step of the noise
+    assert all(torch.allclose(result, results[0], atol=1e-3) for result in results)  # one grid step of the noise
 
 
 def test_a_view_depends_on_its_example_and_number_alone():
@@ -123,10 +128,10 @@ def test_algorithm_1_as_printed_agrees_with_ours_in_mean_and_variance():
     indices = np.arange(num_accumulations * local)
     step = step_of(model, batch_size=len(indices), sigma=sigma)
     noiseless = step_of(model, batch_size=local)
-    parts = [
-        flat(private_grad(noiseless, model, images, chunk)[0]) for chunk in indices.reshape(num_accumulations, local)
-    ]
-    source = torch.Generator().manual_seed(1)
+    chunks = indices.reshape(num_accumulations, local)
+    parts = [flat(private_grad(noiseless, model, images, chunk)[0]) for chunk in chunks]
+    source, streams = torch.Generator().manual_seed(1), Streams()
+    grad_sum, _ = step.collect(images, dict(model.named_parameters()), bits(step, indices))
     printed, ours = [], []
     for _ in range(repetitions):
         running = torch.zeros_like(parts[0])
@@ -134,23 +139,13 @@ def test_algorithm_1_as_printed_agrees_with_ours_in_mean_and_variance():
             noise = torch.randn(part.shape, generator=source) * sigma * num_accumulations**0.5 / len(indices)
             running += (part + noise - running) / number
         printed.append(running)
-        ours.append(flat(add_fresh_noise(step, images, model, indices)))
+        ours.append(flat(step.release(grad_sum, streams.stream("noise"))))
     printed_runs, our_runs = torch.stack(printed).double(), torch.stack(ours).double()
     standard_error = sigma / len(indices) / repetitions**0.5
     assert float((printed_runs.mean(0) - our_runs.mean(0)).abs().max()) < 6 * 2**0.5 * standard_error
     ratio = float(our_runs.var(0).mean() / printed_runs.var(0).mean())
     assert abs(ratio - 1) < 6 * 2 / (repetitions * our_runs.shape[1]) ** 0.5
     assert abs(0.95**2 - 1) > 6 * 2 / (repetitions * our_runs.shape[1]) ** 0.5  # noise 5 % off would be seen
-
-
-def add_fresh_noise(step, images, model, indices):
-    """The step's result with new noise; the clipped sum, which does not change, is computed once."""
-    if not hasattr(step, "remembered"):
-        cpu = torch.device("cpu")
-        load = lambda kept: step.views.with_labels(images, kept, None, cpu)  # noqa: E731
-        step.remembered = step.grad_fn.sum_over(load, torch.from_numpy(indices))
-        step.grad_fn = SimpleNamespace(clipping_norm=CLIPPING_NORM, sum_over=lambda *given, key: step.remembered)
-    return private_grad(step, model, images, indices)[0]
 
 
 def test_noise_is_added_once_by_the_release_and_only_where_there_is_noise():
@@ -164,16 +159,6 @@ def test_noise_is_added_once_by_the_release_and_only_where_there_is_noise():
     assert flat(without.release(grad_sum, stream)).equal(sums[0] / 8)
     noise = flat(with_noise.release(grad_sum, stream)) * 8 - sums[0]
     assert abs(float(noise.square().mean()) - 1) < 6 * (2 / len(noise)) ** 0.5
-
-
-def test_statistics_are_of_the_batch_and_named_not_private():
-    model, images = problem()
-    step = step_of(model)
-    _, statistics = private_grad(step, model, images, range(6))
-    values = loss(model(images.batch(torch.arange(6))), images.labels[:6])
-    assert statistics.loss == pytest.approx(float(values.detach().mean()), rel=1e-5)
-    assert 0 <= statistics.clipped_fraction <= 1
-    assert isinstance(bits(step, []), Randomness)
 
 
 def test_what_depends_on_parameters_alone_is_computed_once_an_update(monkeypatch):
@@ -190,3 +175,45 @@ def test_what_depends_on_parameters_alone_is_computed_once_an_update(monkeypatch
         assert torch.allclose(flat(gradient), clipped_mean(model, images, indices), atol=1e-6)
         with torch.no_grad():
             model[0].weight.mul_(0.5)
+
+
+@pytest.mark.parametrize("augmult", [0, 3])
+def test_histogram_median_and_signal_to_noise_are_numpy_s_of_gradients_taken_one_by_one(augmult):
+    model, images = problem(unreadable=[4, 7])
+    indices, readable = range(17), [index for index in range(17) if index not in (4, 7)]
+    step = step_of(model, sigma=1.5, augmult=augmult)
+    randomness = bits(step, indices, STREAMS)
+    _, statistics = step.collect(images, dict(model.named_parameters()), randomness, with_norms=True)
+    found = statistics.norms
+    gradients, losses = one_by_one(model, images, readable, step.views, randomness.view_bits)
+    assert statistics.loss == pytest.approx(np.mean(losses), rel=1e-5)
+    gradients = gradients.numpy() / CLIPPING_NORM
+    norms = np.linalg.norm(gradients, axis=1)
+    counts, _ = np.histogram(norms, [0, *found.edges, np.inf])
+    assert found.counts == counts.tolist() and sum(found.counts) == len(readable) and found.not_finite == 0
+    assert found.median == pytest.approx(np.median(norms), rel=1e-5)
+    clipped = (gradients / np.maximum(norms, 1)[:, None]).sum(0)
+    assert found.signal_to_noise == pytest.approx(np.linalg.norm(clipped) / (1.5 * len(clipped) ** 0.5), rel=1e-5)
+    assert 0 < sum(found.counts[found.edges.index(1.0) + 1 :]) == (norms > 1).sum()
+    assert statistics.clipped_fraction == (norms > 1).mean()
+
+
+def test_looking_at_the_norms_changes_no_bit_of_the_update_and_costs_nothing_when_off(monkeypatch):
+    model, images = problem()
+    step = step_of(model, sigma=1.0)
+    randomness = bits(step, range(13), STREAMS)
+    watched, seen = step.collect(images, dict(model.named_parameters()), randomness, with_norms=True)
+    monkeypatch.setattr(step_module, "norm_histogram", None)  # would fail if it were called
+    plain, unseen = step.collect(images, dict(model.named_parameters()), randomness)
+    assert flat(watched).equal(flat(plain)) and unseen == dataclasses.replace(seen, norms=None)
+
+
+def test_a_bin_takes_its_upper_edge_and_the_outermost_take_everything_beyond():
+    norms = [0.0, 1e-9, 2.0, 2.0 * (1 + 1e-6), 3.0, 1e9, float("inf"), float("nan"), 1.0]
+    losses = torch.tensor([0.0] * 8 + [float("nan")])
+    found = norm_histogram(torch.tensor(norms, dtype=torch.float64), losses, 2.0, {"w": torch.zeros(3)}, 0.0)
+    one = found.edges.index(1.0)
+    assert (found.counts[0], found.counts[-1], found.not_finite, sum(found.counts)) == (2, 1, 3, 6)
+    assert found.counts[one] == 1 and found.counts[one + 1] == 1  # C itself is not clipped; a little more is
+    assert sum(found.counts[one + 1 :]) == 3 and found.signal_to_noise is None
+    assert found.edges == sorted(found.edges) and found.edges[0] == 1e-4 and found.edges[-1] == 1e4
