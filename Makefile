@@ -20,7 +20,7 @@ test: lint $(DATA)/.unpacked
 # Before a commit: style, types, and the laws that take seconds.
 QUICK := $(addprefix tests/,test_imports.py test_config.py test_randomness.py planning run_folder) \
 	$(addprefix tests/data/test_,sampling.py listing.py) \
-	$(addprefix tests/training/test_,step.py noise.py draws.py state.py private_loop.py) \
+	$(addprefix tests/training/test_,step.py noise.py learner.py state.py private_loop.py) \
 	$(addprefix tests/clipping/test_,clip.py loss.py parametrization.py rows.py)
 quick: lint $(DATA)/.unpacked
 	SFUMATO_DATA=$(DATA) $(PYTEST) $(QUICK)

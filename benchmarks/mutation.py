@@ -70,7 +70,7 @@ def _tests(folder: str, names: str) -> list[str]:
     return [f"tests/{folder}/test_{name}.py" for name in names.split()]
 
 
-_OF_TRAINING = [*_tests("training", "step noise draws state private_loop"), "tests/training", *_tests("cli", "cli")]
+_OF_TRAINING = [*_tests("training", "step noise learner state private_loop"), "tests/training", *_tests("cli", "cli")]
 
 # The tests that should notice, fastest first; the longest path that a file's path begins with counts.
 TESTS = {
@@ -80,8 +80,8 @@ TESTS = {
     "evaluation/": ["tests/evaluation", *_tests("cli", "use cli")],
     "training/": _OF_TRAINING,
     "run_folder/": ["tests/run_folder", *_tests("training", "private_loop resume"), *_tests("cli", "cli")],
-    "data/sampling.py": _tests("data", "sampling") + _tests("training", "step draws"),
-    "randomness.py": ["tests/test_randomness.py", *_tests("data", "sampling"), *_tests("training", "noise draws")],
+    "data/sampling.py": _tests("data", "sampling") + _tests("training", "step learner"),
+    "randomness.py": ["tests/test_randomness.py", *_tests("data", "sampling"), *_tests("training", "noise learner")],
     "searching/private.py": _tests("searching", "private"),
 }
 
