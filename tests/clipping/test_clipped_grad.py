@@ -14,7 +14,7 @@ from sfumato.clipping.prepared import BUILDERS
 from sfumato.clipping.protocol import Batch, Speed
 from sfumato.errors import InputError
 from sfumato.models.layers import WeightStandardizedConv2d
-from tests.clipping.problems import cross_entropy, distance
+from tests.clipping.problems import Made, clipped, cross_entropy, distance, gradients, norm
 
 ENGINES = ["reference", "func", "graph"]
 NAMES = ["conv", "linear", "standardized"]
@@ -43,43 +43,9 @@ def problem(name="conv", augmult=0, dtype=torch.float32, num_examples=7):
 
 @functools.cache
 def made(name, engine, augmult, dtype=torch.float32, clipping_norm=1.0, rescale=True):
+    settings = {"clipping_norm": clipping_norm, "augmult": augmult, "rescale_to_unit_norm": rescale}
     model, *_ = problem(name, augmult, dtype)
-    return clipped_grad(
-        model,
-        nn.CrossEntropyLoss(),
-        clipping_norm=clipping_norm,
-        augmult=augmult,
-        rescale_to_unit_norm=rescale,
-        microbatch_size=3,
-        engine=engine,
-    )
-
-
-def norm(sums):
-    return distance(sums, {name: torch.zeros_like(value) for name, value in sums.items()})
-
-
-def gradients(model, inputs, targets, weights=None):
-    """Each example's own, one view at a time, with no engine involved; targets and weights are (B, K)."""
-    views = inputs if inputs.ndim == 5 else inputs[:, None]
-    if weights is None:
-        targets, weights = targets[:, None].expand(views.shape[:2]), views.new_full(views.shape[:2], 1 / views.shape[1])
-    names = [name for name, value in model.named_parameters() if value.requires_grad]
-    trained = [value for value in model.parameters() if value.requires_grad]
-    for own, labels, shares in zip(views, targets, weights, strict=True):
-        losses = [
-            share * cross_entropy(model(v[None]), y[None])[0] for v, y, share in zip(own, labels, shares, strict=True)
-        ]
-        yield dict(zip(names, torch.autograd.grad(sum(losses), trained), strict=True))
-
-
-def clipped(gradients, clipping_norm, rescale=True):
-    """Algorithm 1, written out."""
-    terms = []
-    for gradient in gradients:
-        scale = min(1, clipping_norm / norm(gradient)) / (clipping_norm if rescale else 1)
-        terms.append({name: scale * value for name, value in gradient.items()})
-    return {name: sum(term[name] for term in terms) for name in terms[0]}
+    return clipped_grad(model, nn.CrossEntropyLoss(), microbatch_size=3, engine=engine, **settings)
 
 
 @pytest.mark.parametrize("rescale", [False, True])
@@ -89,7 +55,7 @@ def clipped(gradients, clipping_norm, rescale=True):
 def test_the_sum_is_that_of_algorithm_1_written_out(name, engine, augmult, rescale):
     model, x, y = problem(name, augmult, torch.float64)
     out = made(name, engine, augmult, torch.float64, 0.7, rescale)(x, y)
-    own = list(gradients(model, x, y))
+    own = list(gradients(model, x, y, augmult))
     expected = clipped(own, 0.7, rescale)
     assert distance(out.grad_sum, expected) <= 1e-9 * (1 + norm(expected))
     assert out.grad_norms.tolist() == pytest.approx([norm(gradient) for gradient in own], rel=1e-9)
@@ -176,7 +142,7 @@ def test_views_may_have_targets_and_weights_of_their_own(engine):
     keys = {"clipping_norm": 0.7, "augmult": 3, "per_view": True, "engine": engine, "microbatch_size": 3}
     grad_fn = clipped_grad(model, nn.CrossEntropyLoss(), **keys)
     out = grad_fn(x, targets, weights)
-    expected = clipped(gradients(model, x, targets, weights), 0.7)
+    expected = clipped(gradients(model, x, targets, 3, weights), 0.7)
     assert distance(out.grad_sum, expected) <= 1e-9 * (1 + norm(expected))
     others = x.clone()
     others[:, 2] = 5.0
@@ -248,20 +214,16 @@ def test_a_call_leaves_no_tensor_to_the_garbage_collector(engine, name):
     assert not left
 
 
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(36, 36), nn.Linear(36, 36)
-        self.second.weight = self.first.weight
-
-    def forward(self, x):
-        return self.second(torch.tanh(self.first(x.flatten(1))))
+def tied(forward=lambda self, x: self.second(torch.tanh(self.first(x.flatten(1))))):
+    model = Made(forward, first=nn.Linear(36, 36), second=nn.Linear(36, 36))
+    model.second.weight = model.first.weight
+    return model
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_tied_parameter_counts_once_and_a_frozen_one_not_at_all(engine):
     _, x, y = problem(dtype=torch.float64)
-    model = Tied().double()
+    model = tied().double()
     model.second.bias.requires_grad_(False)
     grad_fn = clipped_grad(model, cross_entropy, clipping_norm=0.7, engine=engine, microbatch_size=3)
     expected = clipped(gradients(model, x, y), 0.7)
@@ -269,30 +231,22 @@ def test_a_tied_parameter_counts_once_and_a_frozen_one_not_at_all(engine):
     assert distance(grad_fn(x, y).grad_sum, expected) <= 1e-9 * (1 + norm(expected))
 
 
-def change_mode(model):
-    model[1].eval()
+CHANGES = {
+    "mode": lambda model: model[1].eval(),
+    "frozen": lambda model: model[0].bias.requires_grad_(False),
+    "parameter": lambda model: setattr(model[0], "weight", nn.Parameter(2 * model[0].weight.detach())),
+    "value": lambda model: model[0].weight.data.mul_(2),
+}
 
 
-def freeze(model):
-    model[0].bias.requires_grad_(False)
-
-
-def replace_parameter(model):
-    model[0].weight = nn.Parameter(2 * model[0].weight.detach())
-
-
-def change_value(model):
-    model[0].weight.data.mul_(2)
-
-
-@pytest.mark.parametrize("change", [change_mode, freeze, replace_parameter, change_value])
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_change_between_two_calls_counts(change):
     _, x, y = problem("linear")
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.Dropout(0.5), nn.Linear(4, 3))[1:].train()
     x, given = x.flatten(1), {"key": bytes(32), "example_ids": torch.arange(7)}
     grad_fn = clipped_grad(model, cross_entropy, clipping_norm=1.0, engine="graph")
     before = grad_fn(x, y, **given).grad_sum
-    change(model)
+    CHANGES[change](model)
     after = grad_fn(x, y, **given).grad_sum
     fresh = clipped_grad(model, cross_entropy, clipping_norm=1.0, engine="graph")(x, y, **given).grad_sum
     assert after.keys() == fresh.keys() and distance(after, fresh) < 1e-6
@@ -358,12 +312,9 @@ def test_a_model_that_mixes_examples_or_has_a_parameter_without_gradient_is_refu
     with pytest.raises(InputError, match="BatchNorm2d at '1' mixes examples"):
         clipped_grad(model, cross_entropy, clipping_norm=1.0)(x, y)
 
-    class Detached(Tied):
-        def forward(self, x):
-            return self.first(x.flatten(1)) + self.second(x.flatten(1)).detach()
-
+    detached = tied(lambda self, x: self.first(x.flatten(1)) + self.second(x.flatten(1)).detach())
     with pytest.raises(InputError, match="parameter 'second.bias' receives no gradient"):
-        clipped_grad(Detached(), cross_entropy, clipping_norm=1.0)(x, y)
+        clipped_grad(detached, cross_entropy, clipping_norm=1.0)(x, y)
 
 
 @pytest.mark.parametrize(
@@ -441,5 +392,4 @@ def test_what_is_released_states_how_far_one_example_moves_it(rescale, count):
     found = grad_fn(inputs[indices], targets[indices]), grad_fn.sum_over(lambda i: (inputs[i], targets[i]), indices)
     for out in found:
         assert out.sensitivity == grad_fn.sensitivity == (1.0 if rescale else 3.0)
-        norm = torch.cat([value.flatten() for value in out.grad_sum.values()]).norm()
-        assert norm <= count * out.sensitivity * (1 + 1e-6)
+        assert norm(out.grad_sum) <= count * out.sensitivity * (1 + 1e-6)

@@ -6,17 +6,14 @@ from torch import nn
 
 from sfumato.clipping import findings, fix_groupnorm, require_private
 from sfumato.errors import InputError
+from tests.clipping.problems import Do, Made
 
 ROWS = torch.zeros(2, 4, 8, 8)
 
 
-def net(layer):
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(4, 8, 3), layer, nn.Flatten(), nn.LazyLinear(3)).eval()
-
-
 def built(layer):
-    model = net(layer)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(4, 8, 3), layer, nn.Flatten(), nn.LazyLinear(3)).eval()
     model(ROWS)
     return model.train()
 
@@ -54,41 +51,19 @@ def test_what_keeps_examples_apart_passes(layer):
     assert torch.equal(before, torch.get_rng_state())
 
 
-class Unused(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.used, self.cut = nn.Linear(8, 3), nn.Linear(8, 3)
-
-    def forward(self, x):
-        return self.used(x) + self.cut(x).detach()
-
-
-class Complex(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(8, dtype=torch.complex64))
-
-    def forward(self, x):
-        return (x * self.weight).real
-
-
-class WithoutDerivative(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x):
-        return torch.special.gammainc(self.layer(x).abs() + 0.5, x.new_ones(()))
+UNUSED = Made(lambda self, x: self.used(x) + self.cut(x).detach(), used=nn.Linear(8, 3), cut=nn.Linear(8, 3))
+COMPLEX = Made(lambda self, x: (x * self.weight).real, weight=torch.randn(8, dtype=torch.complex64))
+NO_DERIVATIVE = nn.Sequential(nn.Linear(8, 8), Do(lambda x: torch.special.gammainc(x.abs() + 0.5, x.new_ones(()))))
 
 
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        (Unused(), "'weight' that receives no gradient"),
-        (Complex(), "complex trainable parameter 'weight'"),
+        (UNUSED, "'weight' that receives no gradient"),
+        (COMPLEX, "complex trainable parameter 'weight'"),
         (nn.Linear(8, 3).requires_grad_(False), "has no trainable parameter"),
         (nn.LazyLinear(3), "gets its shape from the first images"),
-        (WithoutDerivative(), "an operation without a derivative"),
+        (NO_DERIVATIVE, "an operation without a derivative"),
     ],
 )
 def test_parameters_that_nothing_can_be_done_with_are_named(model, says):

@@ -24,6 +24,14 @@ def problem():
     return weights, parameters, [torch.randn(EXAMPLES, *weight.shape).double() for weight in weights]
 
 
+def measured(problem):
+    """The closed form, and what is known of each gradient's channels."""
+    weights, parameters, rows = problem
+    form, _ = standardized(weights, parameters)
+    each = zip(rows, form.along, weights, strict=True)
+    return form, [MaterializedGrads(part).moments(along, weight) for part, along, weight in each]
+
+
 def one_by_one(weights, parameters, gradients):
     """For each weight, the gradients of its parameters."""
     return [
@@ -44,11 +52,7 @@ def test_the_way_back_is_autograds(problem):
 
 def test_norms_are_those_of_what_autograd_gives(problem):
     weights, parameters, rows = problem
-    form, _ = standardized(weights, parameters)
-    moments = [
-        MaterializedGrads(part).moments(along, weight)
-        for part, along, weight in zip(rows, form.along, weights, strict=True)
-    ]
+    form, moments = measured(problem)
     squares, error = form.square_norms(moments)
     for i in range(EXAMPLES):
         true = one_by_one(weights, parameters, [part[i] for part in rows])
@@ -62,12 +66,7 @@ def test_what_moments_may_be_off_by_is_in_the_bound(problem):
     """Moved by as much as their bounds say, for each weight alone, they move the squares by no more than the bound that
     comes out.
     """
-    weights, parameters, rows = problem
-    form, _ = standardized(weights, parameters)
-    moments = [
-        MaterializedGrads(part).moments(along, weight)
-        for part, along, weight in zip(rows, form.along, weights, strict=True)
-    ]
+    form, moments = measured(problem)
     squares, rounding = form.square_norms(moments)
     for which in range(3):
         part, off = moments[which], 1e-6
@@ -85,12 +84,7 @@ def test_what_moments_may_be_off_by_is_in_the_bound(problem):
 
 def test_the_bound_holds_where_there_is_nothing_but_error(problem):
     """Shares of zero that are not zero: what counts is the square of what they are off by."""
-    weights, parameters, rows = problem
-    form, _ = standardized(weights, parameters)
-    moments = [
-        MaterializedGrads(part).moments(along, weight)
-        for part, along, weight in zip(rows, form.along, weights, strict=True)
-    ]
+    form, moments = measured(problem)
     none = [part._replace(plain=torch.zeros_like(part.plain), along=torch.zeros_like(part.along)) for part in moments]
     for name in ("plain", "along"):
         off = [1e-3 * part.squares.sqrt() for part in none]

@@ -10,9 +10,9 @@ from sfumato.clipping.clip import Clip
 from sfumato.clipping.graph.rules.site import MaterializedGrads
 from sfumato.errors import InputError
 from sfumato.models.layers import WeightStandardizedConv2d
+from tests.clipping.problems import FIXED as CONTIGUOUS
 from tests.clipping.problems import cross_entropy as loss_fn
-
-CONTIGUOUS = {"memory_format": "contiguous"}
+from tests.clipping.problems import norm
 
 
 class Net(nn.Module):
@@ -27,9 +27,8 @@ class Net(nn.Module):
 
 # Methods of the convolution and of the linear layer.
 METHODS = {"loop": "rows", "grouped": "rows", "unfold": "rows", "conv_ghost": "ghost", "patch_ghost": "ghost_at_once"}
-CASES = [(conv, method) for method in METHODS for conv in (nn.Conv2d, WeightStandardizedConv2d)][
-    :-1
-]  # patches have no moments
+CASES = [(conv, method) for method in METHODS for conv in (nn.Conv2d, WeightStandardizedConv2d)]
+CASES.pop()  # patches have no moments
 
 
 def problem(conv, seed=0, patches=False):
@@ -52,7 +51,7 @@ def test_every_clipped_gradient_has_the_norm_that_it_is_said_to_have(conv, metho
     for scale in (1e-3, 1.0, 1e3):
         for i in range(len(inputs)):
             out = grad_fn(scale * inputs[i : i + 1], targets[i : i + 1])
-            assert whole(out.grad_sum).norm().item() == pytest.approx(1.0, abs=3e-5)
+            assert norm(out.grad_sum) == pytest.approx(1.0, abs=3e-5)
     assert methods.items() <= grad_fn.methods.items()
 
 
@@ -72,11 +71,10 @@ def test_no_input_makes_one_example_count_for_more_than_one(conv, method, precis
     grad_fn = clipped_grad(
         model, loss_fn, clipping_norm=1.0, augmult=2, engine="graph", precision=precision, methods=methods
     )
-    norms = grad_fn(inputs, targets).grad_norms
-    for i, norm in enumerate(norms.tolist()):
+    for i, said in enumerate(grad_fn(inputs, targets).grad_norms.tolist()):
         for share in (1e-3, 1 - 1e-6, 1 + 1e-6, 10.0):
-            grad_fn._clip = Clip(norm * share, rescale=True)
-            length = whole(grad_fn(inputs[i : i + 1], targets[i : i + 1]).grad_sum).norm().item()
+            grad_fn._clip = Clip(said * share, rescale=True)
+            length = norm(grad_fn(inputs[i : i + 1], targets[i : i + 1]).grad_sum)
             assert length <= 1 + 2e-4  # ghost norms may be off by one part in 10,000
             assert length == pytest.approx(min(1.0, 1 / share), rel=2e-4)
     assert methods.items() <= grad_fn.methods.items()
@@ -93,8 +91,8 @@ def test_a_norm_taken_before_rounding_is_seen(monkeypatch):
     grad_fn = clipped_grad(model, loss_fn, clipping_norm=1e-3, augmult=2, engine="graph", methods=CONTIGUOUS)
     grad_fn(inputs, targets)  # which would refuse such sums
     monkeypatch.setattr(MaterializedGrads, "weighted_sum", rounded)
-    norms = [whole(grad_fn(inputs[i : i + 1], targets[i : i + 1]).grad_sum).norm().item() for i in range(len(inputs))]
-    assert max(abs(norm - 1) for norm in norms) > 3e-5
+    lengths = [norm(grad_fn(inputs[i : i + 1], targets[i : i + 1]).grad_sum) for i in range(len(inputs))]
+    assert max(abs(length - 1) for length in lengths) > 3e-5
 
 
 @pytest.mark.parametrize("conv", [nn.Conv2d, WeightStandardizedConv2d])

@@ -8,15 +8,11 @@ from torch.nn import functional as F
 from sfumato.clipping import clipped_grad
 from sfumato.clipping.graph.export import trace
 from sfumato.errors import InputError
+from tests.clipping.problems import Made
 
 
-class Applies(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function, self.layer = function, nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.layer(self.function(x))
+def applies(function):
+    return Made(lambda self, x: self.layer(function(x)), layer=nn.Linear(4, 4))
 
 
 ALL_ROWS_ALONG = torch.ones(1, 1, 2)
@@ -113,18 +109,18 @@ ALLOWED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_rows_know_neither_their_place_nor_their_number(name):
     with pytest.raises(InputError, match="could depend on the others|cannot be traced"):
-        trace(Applies(REFUSED[name]), torch.zeros(1, 4))
+        trace(applies(REFUSED[name]), torch.zeros(1, 4))
 
 
 @pytest.mark.parametrize("name", [name for name in ALLOWED if "constants" in name])
 def test_constants_of_its_type_are_no_rows(name):
     """The whole engine takes them."""
-    grad_fn = clipped_grad(Applies(ALLOWED[name]), lambda outputs: outputs.square().sum(1), clipping_norm=1.0)
+    grad_fn = clipped_grad(applies(ALLOWED[name]), lambda outputs: outputs.square().sum(1), clipping_norm=1.0)
     grad_fn(torch.randn(3, 4))
     assert grad_fn.engine == "graph"
 
 
 @pytest.mark.parametrize("name", ALLOWED)
 def test_what_each_row_does_by_itself_is_taken(name):
-    captured = trace(Applies(ALLOWED[name]), torch.zeros(1, 4))
+    captured = trace(applies(ALLOWED[name]), torch.zeros(1, 4))
     assert captured.sources == {"layer.weight": ("layer.weight",), "layer.bias": ("layer.bias",)}

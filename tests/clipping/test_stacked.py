@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from sfumato.clipping.func import clipped_sum
 from sfumato.clipping.stacked import Stacked, columns_of, max_pool
 from sfumato.models.lenet import LeNet, TanhCNN
+from tests.clipping.problems import cross_entropy
 
 NETWORKS = {"LeNet": (LeNet, 12), "TanhCNN": (TanhCNN, 17)}
 
@@ -33,10 +34,6 @@ def sums(model, parameters, images, labels, is_real, clipping_norm):
     return stacked.clipped_sum(parameters, columns, labels, is_real, clipping_norm=clipping_norm)
 
 
-def loss(outputs, labels):
-    return nn.functional.cross_entropy(outputs, labels, reduction="none")
-
-
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("clipping_norm", [0.1, 2.0, 100.0])
 def test_each_model_has_the_sum_that_it_has_alone(name, clipping_norm):
@@ -47,7 +44,7 @@ def test_each_model_has_the_sum_that_it_has_alone(name, clipping_norm):
         true = clipped_sum(
             {key: value[number] for key, value in parameters.items()},
             model,
-            loss,
+            cross_entropy,
             images[number],
             (labels[number],),
             is_real[number],

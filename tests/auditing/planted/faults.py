@@ -6,26 +6,25 @@
 from tests.auditing.planted.plants import Edit, Fault
 
 _COLLECT, _RELEASE = "training.step:PrivateStep.collect", "training.step:PrivateStep.release"
-_SUM, _NOISE, _SAMPLE = (
-    "clipping.grad_fn:GradFn._sum",
-    "training.draws:Draws.noise",
-    "training.draws:Draws.of_update",
-)
-_UPDATES = "training.loop:_Run._take_updates"
-_ADD_NOISE = "add_noise(grad_sum, self.noise_stddev, noise)"
-_FRESH = 'return self._streams.stream("noise", release)'
+_SUM, _NOISE, _SAMPLE = "clipping.grad_fn:GradFn._sum", "training.draws:Draws.noise", "training.draws:Draws.of_update"
+_UPDATES, _CLAIMS = "training.loop:_Run._take_updates", "planning.claims:claims"
+_CLIP, _RUN = "clipping.clip:Clip.__call__", "clipping.graph.engine:GraphEngine._run"
+_NORMAL = "training.noise:standard_normal"
+_CLAMP, _RADIUS = "torch.clamp(1 / norms, max=1 / self.clipping_norm)", "np.sqrt(-2 * np.log(uniform))"
+_FRESH, _STDDEV = 'return self._streams.stream("noise", release)', "self.noise_stddev, noise)"
 _AGAIN = (
     'self._kept = [*getattr(self, "_kept", []), self._streams.stream("noise", release)._key]\n'
     "    return Stream(self._kept[{place}])"
 )
-_APPEND = "ledger.append(self.step + 1)"
+_APPEND, _UPDATE = "ledger.append(self.step + 1)", "self.state.update(released, release, self.step)"
 _BATCH = "self._clip, evaluated, batch)"
 _EACH_VIEW = (
     "self._clip, evaluated, Batch(batch.inputs.flatten(0, 1)[:, None], tuple(target.flatten(0, 1)[:, None] for target"
     " in batch.targets), torch.ones_like(batch.weights).view(-1, 1), batch.is_real.repeat_interleave("
     "batch.weights.shape[1])))"
 )
-_OUT = "return out.grad_sum, statistics"
+_OUT, _MEAN = "return out.grad_sum, statistics", "value / self.mechanism.batch_size"
+_TENSORS = "for (name, value), part in zip(grad_sum.items(), parts, strict=True)\n    }"
 
 
 def _fault(name: str, law: str, *texts: str) -> Fault:
@@ -33,22 +32,18 @@ def _fault(name: str, law: str, *texts: str) -> Fault:
     return Fault(name, tuple(Edit(*texts[first : first + 3]) for first in range(0, len(texts), 3)), law)
 
 
+def _scaled(name: str, factor: str) -> Fault:
+    """Noise of another scale."""
+    return _fault(name, "release", _RELEASE, _STDDEV, f"self.noise_stddev * {factor}, noise)")
+
+
 FAULTS: tuple[Fault, ...] = (
-    _fault(
-        "no clipping",
-        "influence",
-        "clipping.clip:Clip.__call__",
-        "torch.clamp(1 / norms, max=1 / self.clipping_norm)",
-        "torch.full_like(norms, 1 / self.clipping_norm)",
-    ),
+    _fault("no clipping", "influence", _CLIP, _CLAMP, "torch.full_like(norms, 1 / self.clipping_norm)"),
     _fault(
         "clipped after averaging over the batch",
         "influence",
-        _SUM,
-        "clipped_sum(self._clip,",
-        "clipped_sum(torch.ones_like,",
-        _SUM,
-        "return ClippedGrad(total, torch.cat(norms)",
+        *(_SUM, "clipped_sum(self._clip,", "clipped_sum(torch.ones_like,"),
+        *(_SUM, "return ClippedGrad(total, torch.cat(norms)"),
         "mean = torch.cat([value.flatten() for value in total.values()]).norm() / len(rows)\n"
         "    total = {name: value * self._clip(mean) for name, value in total.items()}\n"
         "    return ClippedGrad(total, torch.cat(norms)",
@@ -57,115 +52,70 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "padding counted",
         "influence",
-        _SUM,
-        "if self._speed.compile or prepared.on_gpu else 0",
-        "",
-        _SUM,
-        "batch.is_real[len(places) :] = False",
-        "pass",
+        *(_SUM, "if self._speed.compile or prepared.on_gpu else 0", ""),
+        *(_SUM, "batch.is_real[len(places) :] = False", "pass"),
     ),
-    _fault(
-        "noise divided by the batch size twice",
-        "release",
-        _RELEASE,
-        _ADD_NOISE,
-        "add_noise(grad_sum, self.noise_stddev / self.mechanism.batch_size, noise)",
-    ),
-    _fault(
+    _scaled("noise divided by the batch size twice", "1 / self.mechanism.batch_size"),
+    _scaled(
         "noise too small by the root of the accumulation steps",
-        "release",
-        _RELEASE,
-        _ADD_NOISE,
-        "add_noise(grad_sum, self.noise_stddev"
-        " / (self.mechanism.batch_size / self.grad_fn.microbatch_size) ** 0.5, noise)",
+        "(self.mechanism.batch_size / self.grad_fn.microbatch_size) ** -0.5",
     ),
     _fault("the same noise twice", "release", _NOISE, _FRESH, _AGAIN.format(place="(release - 1) // 2")),
     _fault("noise from a seed that the adversary knows", "secret", _NOISE, "self._streams", "Streams(0)"),
     _fault(
         "batch normalisation let through",
         "networks",
-        "clipping.model_check:layer_findings",
-        "isinstance(module, _BatchNorm)",
-        "False",
-        "clipping.engine_check:EngineCheck._refuse_meeting",
-        "if not _rows_agree(",
-        "if False and not _rows_agree(",
-        "clipping.graph.rows:Rows._refusal",
-        'if given.get("training") else',
-        "if False else",
-        "clipping.engine_check:EngineCheck.refuse",
-        "if error <= _EXACT[expected.exact]:",
-        "if True:",
-        "clipping.engine_check:EngineCheck.refuse_in_run",
-        "if longer <= _NORM and",
-        "if True or",
-        "evaluation.scores:require_rows_apart",
-        "if found is not None:",
-        "if False:",
+        *("clipping.model_check:layer_findings", "isinstance(module, _BatchNorm)", "False"),
+        *("clipping.engine_check:EngineCheck._refuse_meeting", "if not _rows_agree(", "if False and not _rows_agree("),
+        *("clipping.graph.rows:Rows._refusal", 'if given.get("training") else', "if False else"),
+        *("clipping.engine_check:EngineCheck.refuse", "if error <= _EXACT[expected.exact]:", "if True:"),
+        *("clipping.engine_check:EngineCheck.refuse_in_run", "if longer <= _NORM and", "if True or"),
+        *("evaluation.scores:require_rows_apart", "if found is not None:", "if False:"),
     ),
     _fault(
         "an example that is not finite let through",
         "influence",
-        "clipping.graph.engine:GraphEngine._run",
-        "finite = norms.isfinite() & losses.isfinite()",
-        "finite = torch.ones_like(batch.is_real)",
+        *(_RUN, "finite = norms.isfinite() & losses.isfinite()", "finite = torch.ones_like(batch.is_real)"),
     ),
     _fault(
         "shuffled batches accounted as Poisson",
         "sampling",
-        _SAMPLE,
-        'if self._mechanism.sampling == "poisson":',
-        "if False:",
+        *(_SAMPLE, 'if self._mechanism.sampling == "poisson":', "if False:"),
     ),
     _fault("a ledger that skips a step", "account", _UPDATES, _APPEND, "self.step == 2 or " + _APPEND),
     _fault(
         "the realised batch as divisor",
         "release",
-        _COLLECT,
-        _OUT,
-        "self.count = max(1, len(drawn))\n    " + _OUT,
-        _RELEASE,
-        "value / self.mechanism.batch_size",
-        "value / self.count",
+        *(_COLLECT, _OUT, "self.count = max(1, len(drawn))\n    " + _OUT),
+        *(_RELEASE, _MEAN, "value / self.count"),
     ),
     _fault(
         "a default computed from private labels",
         "influence",
-        "training.learner:Learner.__init__",
-        "proportions = recipe.data.class_proportions",
+        *("training.learner:Learner.__init__", "proportions = recipe.data.class_proportions"),
         "proportions = recipe.data.class_proportions or [(1 + int((dataset.train.labels == label).sum()))"
         " / (len(dataset.train) + len(dataset.classes)) for label in range(len(dataset.classes))]",
     ),
 )
 
-_CLAMP, _RADIUS = "torch.clamp(1 / norms, max=1 / self.clipping_norm)", "np.sqrt(-2 * np.log(uniform))"
-_TENSORS = "for (name, value), part in zip(grad_sum.items(), parts, strict=True)\n    }"
-_UPDATE = "self.state.update(released, release, self.step)"
-
 MORE: tuple[Fault, ...] = (
-    _fault("clipped at 1.01 times the norm", "influence", "clipping.clip:Clip.__call__", _CLAMP, "1.01 * " + _CLAMP),
+    _fault("clipped at 1.01 times the norm", "influence", _CLIP, _CLAMP, "1.01 * " + _CLAMP),
     _fault(
         "each view clipped by itself, divided by K",
         "influence",
-        _SUM,
-        _BATCH,
-        _EACH_VIEW,
-        _SUM,
-        "in out.grad_sum.items()",
+        *(_SUM, _BATCH, _EACH_VIEW),
+        *(_SUM, "in out.grad_sum.items()"),
         "in {own: value / max(1, self._augmult) for own, value in out.grad_sum.items()}.items()",
     ),
     _fault(
         "a norm that leaves out the bias",
         "influence",
-        "clipping.graph.weights:NormsAndSums.norms",
-        "squares = [rows.square_norms()[0] for _, _, rows in self._small]",
-        "squares = [0 * rows.square_norms()[0] for _, _, rows in self._small]",
+        *("clipping.graph.weights:NormsAndSums.norms", "[rows.square_norms()[0]", "[0 * rows.square_norms()[0]"),
     ),
     _fault(
         "the bias not clipped",
         "influence",
-        "clipping.graph.engine:GraphEngine._run",
-        "return norms, losses,",
+        *(_RUN, "return norms, losses,"),
         "sums[self._names[-1]] = both.clipped_sums((batch.is_real & finite).float(), None)[self._names[-1]]\n"
         "    return norms, losses,",
     ),
@@ -173,97 +123,65 @@ MORE: tuple[Fault, ...] = (
     _fault(
         "images centred by the mean of those beside them",
         "influence",
-        "data.images:ImageSet.batch",
-        "return batch if",
-        "batch = batch - batch.mean(0) + 0.5\n    return batch if",
+        *("data.images:ImageSet.batch", "if self.crop is", "batch = batch - batch.mean(0) + 0.5\n    if self.crop is"),
     ),
     _fault(
         "averages that see the sum without noise",
         "weights",
-        _UPDATES,
-        _UPDATE,
+        *(_UPDATES, _UPDATE),
         _UPDATE + "\n            for name, value in self.state.ema.averages[0].items():"
         "\n                value.sub_(0.01 * grad_sum[name])",
     ),
     _fault(
         "weights moved by the sum without noise",
         "release",
-        _UPDATES,
-        _UPDATE,
-        "self.state.update({name: value / self.mechanism.batch_size for name, value in grad_sum.items()},"
-        " release, self.step)",
+        *(
+            _UPDATES,
+            "update(released,",
+            "update({name: value / self.mechanism.batch_size for name, value in grad_sum.items()},",
+        ),
     ),
     _fault(
         "momentum before the noise",
         "release",
-        _COLLECT,
-        _OUT,
+        *(_COLLECT, _OUT),
         "self.kept = {name: value + 0.9 * getattr(self, 'kept', {}).get(name, 0)"
         " for name, value in out.grad_sum.items()}\n    return self.kept, statistics",
     ),
-    _fault(
-        "noise five per cent too small",
-        "release",
-        _RELEASE,
-        _ADD_NOISE,
-        "add_noise(grad_sum, 0.95 * self.noise_stddev, noise)",
-    ),
+    _scaled("noise five per cent too small", "0.95"),
     _fault(
         "noise for every microbatch as well",
         "release",
-        _SUM,
-        "add_to(grad_sum, out.grad_sum)",
-        "add_to(grad_sum, {name: value + torch.randn_like(value) for name, value in out.grad_sum.items()})",
+        *(_SUM, "ClippedGrad(out.grad_sum,"),
+        "ClippedGrad({name: value + torch.randn_like(value) for name, value in out.grad_sum.items()},",
     ),
     _fault(
         "noise that is not Gaussian, of the right scale",
         "release",
-        "training.noise:standard_normal",
-        "radius * np.cos(angle)",
-        "angle * (3**0.5 / math.pi)",
+        *(_NORMAL, "radius * np.cos(angle)", "angle * (3**0.5 / math.pi)"),
     ),
     _fault(
         "the same noise again in the second half of a run",
         "release",
-        _NOISE,
-        _FRESH,
-        _AGAIN.format(place="(release - 1) % 20"),
+        *(_NOISE, _FRESH, _AGAIN.format(place="(release - 1) % 20")),
     ),
     _fault(
         "noise in units of the clipping norm",
         "release",
-        "training.step:PrivateStep.__init__",
-        "grad_fn.sensitivity",
-        "grad_fn.clipping_norm",
+        *("training.step:PrivateStep.__init__", "grad_fn.sensitivity", "grad_fn.clipping_norm"),
     ),
-    _fault(
+    _scaled(
         "noise too small where the sum is short",
-        "release",
-        _RELEASE,
-        _ADD_NOISE,
-        "add_noise(grad_sum, self.noise_stddev"
-        " * min(1.0, float(torch.cat([value.flatten() for value in grad_sum.values()]).norm()) / 8), noise)",
+        "min(1.0, float(torch.cat([value.flatten() for value in grad_sum.values()]).norm()) / 8)",
     ),
     _fault(
         "no noise on the last tensor",
         "release",
-        "training.noise:add_noise",
-        _TENSORS,
-        _TENSORS + " | dict([list(grad_sum.items())[-1]])",
+        *("training.noise:add_noise", _TENSORS, _TENSORS + " | dict([list(grad_sum.items())[-1]])"),
     ),
+    _fault("the same noise in both halves of a block", "release", _NORMAL, "np.sin(angle)", "np.cos(angle)"),
     _fault(
-        "the same noise in both halves of a block",
-        "release",
-        "training.noise:standard_normal",
-        "np.sin(angle)",
-        "np.cos(angle)",
-    ),
-    _fault(
-        "tails of the noise cut at two standard deviations",
-        "release",
-        "training.noise:standard_normal",
-        _RADIUS,
-        _RADIUS + ".clip(max=2.0)",
+        "tails of the noise cut at two standard deviations", "release", _NORMAL, _RADIUS, _RADIUS + ".clip(max=2.0)"
     ),
     _fault(
         "noise under the number of the release", "secret", _NOISE, _FRESH, 'return Stream(release.to_bytes(32, "big"))'
@@ -272,29 +190,20 @@ MORE: tuple[Fault, ...] = (
     _fault(
         "probability of being drawn doubled",
         "sampling",
-        "data.sampling:poisson_batch",
-        "mechanism.batch_size << 64",
-        "2 * mechanism.batch_size << 64",
+        *("data.sampling:poisson_batch", "mechanism.batch_size << 64", "2 * mechanism.batch_size << 64"),
     ),
     _fault(
-        "epsilon at ten times the delta",
-        "account",
-        "planning.claims:claims",
-        "spent = epsilon(mechanism, plan.delta,",
-        "spent = epsilon(mechanism, 10 * plan.delta,",
+        "epsilon at ten times the delta", "account", _CLAIMS, "epsilon(mechanism, plan", "epsilon(mechanism, 10 * plan"
     ),
     _fault(
         "epsilon of one update less",
         "account",
-        "planning.claims:claims",
-        "spent = epsilon(mechanism, plan.delta,",
-        "spent = epsilon(mechanism.replace(num_steps=mechanism.num_steps - 1), plan.delta,",
+        *(_CLAIMS, "epsilon(mechanism, plan", "epsilon(mechanism.replace(num_steps=mechanism.num_steps - 1), plan"),
     ),
     _fault(
         "a certificate that counts labels",
         "public",
-        "run_folder.certificate:public_inputs",
-        "**inputs_of_the_recipe(plan.recipe)",
+        *("run_folder.certificate:public_inputs", "**inputs_of_the_recipe(plan.recipe)"),
         "**inputs_of_the_recipe(plan.recipe) | {'class_proportions': ["
         "float((dataset.train.labels == label).sum()) for label in range(len(dataset.classes))]}",
     ),

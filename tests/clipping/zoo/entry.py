@@ -6,17 +6,11 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+
+from tests.clipping.problems import Do
 
 SHAPE = (3, 8, 8)
-
-
-def cross_entropy(outputs, targets):
-    return F.cross_entropy(outputs, targets, reduction="none")
-
-
-def _cross_entropy():
-    return cross_entropy
+"""Of one image."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +24,6 @@ class Entry:
         harmless: It must train with engine "auto", and its gradients are right. Else it is refused, or right.
         graph: It must train with engine "graph", too.
         draws: It draws random numbers, so that calls need a key and the examples' ids.
-        loss: Makes its loss anew.
-        shape: Of one image.
     """
 
     name: str
@@ -40,25 +32,12 @@ class Entry:
     harmless: bool = False
     graph: bool = False
     draws: bool = False
-    loss: Callable[[], Callable[..., torch.Tensor]] = _cross_entropy
-    shape: tuple[int, ...] = SHAPE
 
-    def make(self) -> tuple[nn.Module, Callable[..., torch.Tensor]]:
-        """The model, always with the same weights, and its loss."""
+    def make(self) -> nn.Module:
+        """The model, always with the same weights."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            return self.factory().train(), self.loss()
-
-
-class Do(nn.Module):
-    """Applies a function."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
+            return self.factory().train()
 
 
 def net(middle=None, first=None, head=None):
@@ -96,6 +75,14 @@ class TokenNet(nn.Module):
     def forward(self, x):
         tokens = self.embed(x).flatten(2).transpose(1, 2).tanh()
         return self.head(self.middle(tokens).mean(1))
+
+
+def zero_head():
+    """As fine-tuning begins: nothing before it gets a gradient."""
+    head = nn.Linear(96, 5)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
 
 
 def places(x):

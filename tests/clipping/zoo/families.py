@@ -12,14 +12,12 @@ from torchvision import models
 from torchvision.models import densenet, regnet, resnet, shufflenetv2, swin_transformer
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 
+from sfumato.models import build
 from tests.clipping import test_families as before
-from tests.clipping.test_families import create, fixed, override
-from tests.clipping.test_own_models import NETWORKS
+from tests.clipping.test_families import NETWORKS, create, fixed, override
 
 
 def own(name, options):
-    from sfumato.models import build
-
     return lambda: build(name, image_size=32, channels=3, num_classes=5, options=options, seed=3)
 
 

@@ -5,6 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from tests.clipping.problems import Made
 from tests.clipping.zoo.entry import Entry, TokenNet, net
 
 
@@ -66,50 +67,21 @@ class MixesBackward(torch.autograd.Function):
         return grad - grad.mean(0)
 
 
-class BinaryWeight(nn.Module):
+def binary_weight(self, x):
     """Weights of one sign and size, gradients passed through."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Conv2d(6, 6, 1)
-
-    def forward(self, x):
-        weight = self.layer.weight
-        return F.conv2d(x, weight + (weight.sign() * weight.abs().mean() - weight).detach(), self.layer.bias)
+    weight = self.layer.weight
+    return F.conv2d(x, weight + (weight.sign() * weight.abs().mean() - weight).detach(), self.layer.bias)
 
 
-class Checkpointed(nn.Module):
-    def __init__(self, use_reentrant, trainable=True):
-        super().__init__()
-        self.block = nn.Sequential(nn.Conv2d(6, 6, 1).requires_grad_(trainable), nn.Tanh(), nn.Conv2d(6, 6, 1))
-        self.use_reentrant = use_reentrant
-
-    def forward(self, x):
-        return checkpoint(self.block, x, use_reentrant=self.use_reentrant)
+def checkpointed(*layers, use_reentrant=False):
+    return Made(lambda self, x: checkpoint(self.block, x, use_reentrant=use_reentrant), block=nn.Sequential(*layers))
 
 
-class Unrecorded(nn.Module):
+def unrecorded(self, x):
     """A layer between convolutions whose values count and whose gradient does not."""
-
-    def __init__(self, by):
-        super().__init__()
-        self.layer, self.by = nn.Conv2d(6, 6, 1).requires_grad_(False), by
-
-    def forward(self, x):
-        with {"no_grad": torch.no_grad, "inference_mode": torch.inference_mode}[self.by]():
-            scale = self.layer(x).sigmoid()
-        return x * scale
-
-
-class Recurrent(nn.Module):
-    """A recurrent layer over tokens, which neither torch.func nor a rule can take."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.GRU(8, 8, batch_first=True)
-
-    def forward(self, x):
-        return self.layer(x)[0]
+    with torch.no_grad():
+        scale = self.layer(x).sigmoid()
+    return x * scale
 
 
 def unrecorded_weight():
@@ -133,13 +105,31 @@ ENTRIES = [
         lambda: net(lambda x: x + (x.round() - x).detach()),
         harmless=True,
     ),
-    Entry("binary_weight", "binary weights, gradients passed through", lambda: net(BinaryWeight()), harmless=True),
+    Entry(
+        "binary_weight",
+        "binary weights, gradients passed through",
+        lambda: net(Made(binary_weight, layer=nn.Conv2d(6, 6, 1))),
+        harmless=True,
+    ),
     Entry("right_function", "a custom function, rightly derived", lambda: net(RightSquare.apply), harmless=True),
     Entry("mixes_under_vmap", "a rule for vmap that mixes rows", lambda: net(VmapRuleThatMixes.apply)),
     Entry("mixes_backward", "a gradient without the batch's mean", lambda: net(MixesBackward.apply)),
-    Entry("no_grad_scale", "a scale of data without record", lambda: net(Unrecorded("no_grad"))),
+    Entry(
+        "no_grad_scale",
+        "a scale of data without record",
+        lambda: net(Made(unrecorded, layer=nn.Conv2d(6, 6, 1).requires_grad_(False))),
+    ),
     Entry("no_grad_mean", "a mean of each image without record", lambda: net(scaled_without_record)),
-    Entry("recurrent_over_tokens", "a recurrent layer over tokens", lambda: TokenNet(Recurrent())),
+    Entry(
+        "recurrent_over_tokens",
+        "a recurrent layer over tokens, which neither torch.func nor a rule can take",
+        lambda: TokenNet(Made(lambda self, x: self.layer(x)[0], layer=nn.GRU(8, 8, batch_first=True))),
+    ),
     Entry("weight_detached", "a weight used twice, once detached", unrecorded_weight, harmless=True),
-    Entry("checkpoint", "a checkpointed block", lambda: net(Checkpointed(False)), harmless=True),
+    Entry(
+        "checkpoint",
+        "a checkpointed block",
+        lambda: net(checkpointed(nn.Conv2d(6, 6, 1), nn.Tanh(), nn.Conv2d(6, 6, 1))),
+        harmless=True,
+    ),
 ]

@@ -5,52 +5,23 @@ from torch import nn
 from torch.nn import functional as F
 
 from sfumato.models.layers import WeightStandardizedConv2d
-from tests.clipping.zoo.entry import Entry, TokenNet, net
+from tests.clipping.problems import Made
+from tests.clipping.zoo.entry import Entry, TokenNet, net, zero_head
 
 
-class TokenPositions(nn.Module):
-    """A code of the token's place, the same for all rows."""
-
-    def __init__(self, trainable):
-        super().__init__()
-        code = torch.sin(torch.arange(4.0)[:, None] * torch.arange(1.0, 9))
-        self.code = nn.Parameter(code) if trainable else None
-        if not trainable:
-            self.register_buffer("fixed", code)
-
-    def forward(self, x):
-        if self.code is None:
-            return x + self.fixed[: x.shape[1]] + 0.1 * torch.arange(x.shape[1])[:, None]
-        return x + self.code
-
-
-class ClassToken(nn.Module):
+def class_token(self, x):
     """A token expanded to the batch, and attention."""
-
-    def __init__(self):
-        super().__init__()
-        self.token = nn.Parameter(torch.randn(1, 1, 8))
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-
-    def forward(self, x):
-        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1)
-        return self.attention(x, x, x, need_weights=False)[0][:, :1]
+    x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1)
+    return self.attention(x, x, x, need_weights=False)[0][:, :1]
 
 
-class Windows(nn.Module):
+def windows(self, x):
     """Windows of two by two folded into rows and back, as in Swin; with a code of the place within a window."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.code = nn.Linear(6, 6), nn.Parameter(torch.randn(4, 6))
-
-    def forward(self, x):
-        rows, channels, height, width = x.shape
-        windows = x.view(rows, channels, height // 2, 2, width // 2, 2).permute(0, 2, 4, 3, 5, 1)
-        windows = windows.reshape(-1, 4, channels)
-        windows = (self.layer(windows) + self.code).tanh()
-        windows = windows.view(-1, height // 2, width // 2, 2, 2, channels)
-        return windows.permute(0, 5, 1, 3, 2, 4).reshape(rows, channels, height, width)
+    rows, channels, height, width = x.shape
+    windows = x.view(rows, channels, height // 2, 2, width // 2, 2).permute(0, 2, 4, 3, 5, 1)
+    windows = (self.layer(windows.reshape(-1, 4, channels)) + self.code).tanh()
+    windows = windows.view(-1, height // 2, width // 2, 2, 2, channels)
+    return windows.permute(0, 5, 1, 3, 2, 4).reshape(rows, channels, height, width)
 
 
 class FrozenNorm(nn.BatchNorm2d):
@@ -60,16 +31,14 @@ class FrozenNorm(nn.BatchNorm2d):
         return super().train(False)
 
 
-class LowRank(nn.Module):
+def low_rank():
     """A frozen layer, and a trainable product beside it whose second factor is zero."""
-
-    def __init__(self):
-        super().__init__()
-        self.base = nn.Conv2d(6, 6, 1).requires_grad_(False)
-        self.a, self.b = nn.Parameter(torch.randn(2, 6)), nn.Parameter(torch.zeros(6, 2))
-
-    def forward(self, x):
-        return F.conv2d(x, self.base.weight + (self.b @ self.a)[:, :, None, None], self.base.bias)
+    return Made(
+        lambda self, x: F.conv2d(x, self.base.weight + (self.b @ self.a)[:, :, None, None], self.base.bias),
+        base=nn.Conv2d(6, 6, 1).requires_grad_(False),
+        a=torch.randn(2, 6),
+        b=torch.zeros(6, 2),
+    )
 
 
 class Twice(nn.Module):
@@ -85,42 +54,26 @@ class Twice(nn.Module):
         return F.linear(self.back(x.tanh()), self.layer.weight.T)
 
 
-class Levels(nn.Module):
+def levels(self, x):
     """An embedding of the pixels' levels."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(8, 3)
-
-    def forward(self, x):
-        return x + self.table((x[:, 0].clamp(-1, 1) * 3.5 + 3.5).round().long()).movedim(-1, 1)
+    return x + self.table((x[:, 0].clamp(-1, 1) * 3.5 + 3.5).round().long()).movedim(-1, 1)
 
 
-class Causal(nn.Module):
+def causal(self, x):
     """A mask of tokens made at the first call and kept."""
-
-    mask = None
-
-    def __init__(self):
-        super().__init__()
-        self.qkv = nn.Linear(8, 24)
-
-    def forward(self, x):
-        if self.mask is None:
-            self.mask = torch.ones(x.shape[1], x.shape[1]).tril().bool()
-        q, k, v = self.qkv(x).chunk(3, -1)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
+    if self.mask is None:
+        self.mask = torch.ones(x.shape[1], x.shape[1]).tril().bool()
+    q, k, v = self.qkv(x).chunk(3, -1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
 
 
-class Frozen(nn.Module):
-    """A frozen trunk in evaluation mode, as in fine-tuning."""
+def frozen_trunk():
+    """In evaluation mode, as in fine-tuning."""
+    return nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), FrozenNorm(6), nn.SiLU()).requires_grad_(False)
 
-    def __init__(self):
-        super().__init__()
-        self.trunk = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), FrozenNorm(6), nn.SiLU()).requires_grad_(False)
 
-    def forward(self, x):
-        return self.trunk(x)
+def token_positions():
+    return Made(lambda self, x: x + self.code, code=torch.sin(torch.arange(4.0)[:, None] * torch.arange(1.0, 9)))
 
 
 def filled(x):
@@ -144,31 +97,35 @@ ENTRIES = [
         "weights of a direction and a length",
         lambda: net(nn.utils.parametrizations.weight_norm(nn.Conv2d(6, 6, 1))),
     ),
-    entry("token_positions_trained", "a trainable code along tokens", lambda: TokenNet(TokenPositions(True))),
-    entry("class_token", "a class token and attention", lambda: TokenNet(ClassToken())),
-    entry("windows", "windows folded into rows", lambda: net(Windows())),
+    entry("token_positions_trained", "a trainable code along tokens", lambda: TokenNet(token_positions())),
+    entry(
+        "class_token",
+        "a class token and attention",
+        lambda: TokenNet(
+            Made(class_token, token=torch.randn(1, 1, 8), attention=nn.MultiheadAttention(8, 2, batch_first=True))
+        ),
+    ),
+    entry(
+        "windows",
+        "windows folded into rows",
+        lambda: net(Made(windows, layer=nn.Linear(6, 6), code=torch.randn(4, 6))),
+    ),
     entry(
         "transformer_layer",
         "PyTorch's transformer layer",
         lambda: TokenNet(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)),
     ),
-    entry("causal", "a mask kept after the first call", lambda: TokenNet(Causal())),
-    entry("frozen_trunk", "a frozen trunk with fixed batch norm", lambda: net(Frozen())),
     entry(
-        "zero_head",
-        "a head of zeros",
-        lambda: net(head=nn.Linear(96, 5).apply(lambda layer: [nn.init.zeros_(value) for value in layer.parameters()])),
+        "causal", "a mask kept after the first call", lambda: TokenNet(Made(causal, qkv=nn.Linear(8, 24), mask=None))
     ),
-    entry("low_rank", "low rank beside a frozen layer", lambda: net(LowRank())),
+    entry("frozen_trunk", "a frozen trunk with fixed batch norm", lambda: net(frozen_trunk())),
+    entry("zero_head", "a head of zeros", lambda: net(head=zero_head())),
+    entry("low_rank", "low rank beside a frozen layer", lambda: net(low_rank())),
     entry("twice", "a layer used twice, its weight tied and transposed", lambda: TokenNet(Twice())),
-    entry("levels", "an embedding of pixels' levels", lambda: net(first=Levels())),
+    entry("levels", "an embedding of pixels' levels", lambda: net(first=Made(levels, table=nn.Embedding(8, 3)))),
     entry("relu_in_place", "an activation in place", lambda: net(nn.ReLU(inplace=True))),
-    entry(
-        "filled",
-        "writes into an empty tensor: what nobody filled is no part of a proof",
-        lambda: net(filled),
-        graph=False,
-    ),
+    # What nobody filled is no part of a proof.
+    entry("filled", "writes into an empty tensor", lambda: net(filled), graph=False),
     entry("flipped_image", "flips every image, and rolls it", lambda: net(lambda x: x.flip(-1) + x.roll(1, 2))),
     entry(
         "length_in_view",

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from tests.clipping.zoo.entry import Entry, net
+from tests.clipping.zoo.entry import Entry, net, zero_head
 
 # Of global hooks, to be taken away again.
 HANDLES: list[torch.utils.hooks.RemovableHandle] = []
@@ -14,10 +14,10 @@ def remove_global_hooks():
         HANDLES.pop().remove()
 
 
-def hooked(register, hook, where="middle", head=None):
-    """A network with a hook registered by the named method of one of its modules."""
-    model = net(nn.Conv2d(6, 6, 1), head=head)
-    getattr(model.get_submodule(where), register)(hook)
+def hooked(register, hook):
+    """A network with a hook registered by the named method of its middle."""
+    model = net(nn.Conv2d(6, 6, 1))
+    getattr(model.middle, register)(hook)
     return model
 
 
@@ -47,58 +47,37 @@ def everywhere(register, hook):
     return net(nn.Conv2d(6, 6, 1))
 
 
-def zero_head():
-    """As fine-tuning begins: nothing before it gets a gradient."""
-    head = nn.Linear(96, 5)
-    nn.init.zeros_(head.weight)
-    nn.init.zeros_(head.bias)
-    return head
-
-
-def shapes():
-    """A list, and a forward hook that writes shapes into it."""
-    seen = []
-    return lambda module, args, output: seen.append(tuple(output.shape))
-
-
 def doubles(grad):
     return 2 * grad
 
 
-def accumulated(change):
-    """A hook after a parameter's gradient was accumulated."""
-
-    def hook(parameter):
-        if parameter.grad is not None:
-            change(parameter)
-
-    return on_parameter("register_post_accumulate_grad_hook", hook)
+def doubles_accumulated(parameter):
+    if parameter.grad is not None:
+        parameter.grad.mul_(2)
 
 
 def nothing(*args):
     """Only looks."""
 
 
+def records():
+    seen = []
+    return lambda module, args, output: seen.append(tuple(output.shape))
+
+
+def looks(name, says, factory, graph=True):
+    """Must train."""
+    return Entry(name, says, factory, harmless=True, graph=graph)
+
+
 ENTRIES = [
-    Entry(
-        "looks_forward",
-        "a forward hook that records shapes",
-        lambda: hooked("register_forward_hook", shapes()),
-        harmless=True,
-        graph=True,
-    ),
-    Entry(
-        "looks_backward",
-        "a full backward hook that does nothing",
-        lambda: hooked("register_full_backward_hook", nothing),
-        harmless=True,
-        graph=True,
-    ),
-    Entry(
+    looks("looks_forward", "a forward hook that records shapes", lambda: hooked("register_forward_hook", records())),
+    looks("looks_backward", "a hook that does nothing", lambda: hooked("register_full_backward_hook", nothing)),
+    looks(
         "hook_on_frozen",
         "a hook that doubles the gradient of a frozen parameter",
         lambda: on_parameter("register_hook", doubles, frozen=True),
-        harmless=True,
+        graph=False,
     ),
     Entry(
         "doubles_output",
@@ -112,15 +91,11 @@ ENTRIES = [
     ),
     Entry("doubles_tensor", "a tensor hook that doubles", lambda: on_tensor(doubles)),
     Entry("doubles_parameter", "a parameter hook that doubles", lambda: on_parameter("register_hook", doubles)),
-    Entry(
-        "little_parameter",
-        "a parameter hook that adds a thousandth",
-        lambda: on_parameter("register_hook", lambda grad: 1.001 * grad),
-    ),
+    Entry("little_parameter", "adds a thousandth", lambda: on_parameter("register_hook", lambda grad: 1.001 * grad)),
     Entry(
         "doubles_accumulated",
         "a hook after accumulation that doubles",
-        lambda: accumulated(lambda parameter: parameter.grad.mul_(2)),
+        lambda: on_parameter("register_post_accumulate_grad_hook", doubles_accumulated),
     ),
     Entry(
         "zero_head_parameter",

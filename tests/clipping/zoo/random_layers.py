@@ -4,102 +4,56 @@ import random
 
 import numpy as np
 import torch
+from timm.layers import DropBlock2d
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from torchvision.ops import StochasticDepth
 
+from tests.clipping.problems import Made
 from tests.clipping.zoo.entry import Entry, TokenNet, net
+from tests.clipping.zoo.functions import checkpointed
 
 
-class Layer(nn.Module):
-    """A convolution and what is done to its output in training."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.layer, self.function = nn.Conv2d(6, 6, 1), function
-
-    def forward(self, x):
-        return self.function(self.layer(x)) if self.training else self.layer(x)
+def noisy(self, x):
+    """In training."""
+    out = self.layer(x)
+    return out + 0.1 * torch.randn_like(out) if self.training else out
 
 
-class StochasticDepth(nn.Module):
+def stochastic_depth(self, x):
     """A branch that is left out for some rows."""
-
-    def __init__(self):
-        super().__init__()
-        self.branch = nn.Conv2d(6, 6, 1)
-
-    def forward(self, x):
-        keep = x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(0.6) / 0.6
-        return x + keep * self.branch(x)
+    keep = x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(0.6) / 0.6
+    return x + keep * self.layer(x)
 
 
-class Branch(nn.Module):
-    """A branch with one of other libraries' stochastic depths."""
-
-    def __init__(self, drop):
-        super().__init__()
-        self.branch, self.drop = nn.Conv2d(6, 6, 1), drop
-
-    def forward(self, x):
-        return x + self.drop(self.branch(x))
-
-
-class AttentionModule(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(8, 2, dropout=0.3, batch_first=True)
-
-    def forward(self, x):
-        return x + self.attention(x, x, x, need_weights=False)[0]
-
-
-class DropConnect(nn.Module):
+def drop_connect(self, x):
     """Drops weights, the same for the whole batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Conv2d(6, 6, 1)
-
-    def forward(self, x):
-        return F.conv2d(x, F.dropout(self.layer.weight, 0.3), self.layer.bias)
+    return F.conv2d(x, F.dropout(self.layer.weight, 0.3), self.layer.bias)
 
 
-class Windows(nn.Module):
-    """Dropout of windows folded into rows."""
-
-    def forward(self, x):
-        return F.dropout(x.reshape(-1, 3, 4, 4), 0.3).reshape(x.shape)
+def convolved(function):
+    return net(Made(function, layer=nn.Conv2d(6, 6, 1)))
 
 
-class Checkpointed(nn.Module):
-    def __init__(self, use_reentrant):
-        super().__init__()
-        self.block = nn.Sequential(nn.Conv2d(6, 6, 1), nn.Dropout(0.3), nn.Tanh())
-        self.use_reentrant = use_reentrant
-
-    def forward(self, x):
-        return checkpoint(self.block, x, use_reentrant=self.use_reentrant)
+def attention_module():
+    attention = nn.MultiheadAttention(8, 2, dropout=0.3, batch_first=True)
+    return TokenNet(Made(lambda self, x: x + self.layer(x, x, x, need_weights=False)[0], layer=attention))
 
 
-class PatchDropout(nn.Module):
+def dropout_checkpointed(use_reentrant):
+    return net(checkpointed(nn.Conv2d(6, 6, 1), nn.Dropout(0.3), nn.Tanh(), use_reentrant=use_reentrant))
+
+
+def patch_dropout(x):
     """Keeps two tokens of four for each row, in an order of its own."""
-
-    def forward(self, x):
-        keep = torch.rand(x.shape[:2]).argsort(1)[:, :2]
-        return x.gather(1, keep[:, :, None].expand(-1, -1, x.shape[2]))
+    keep = torch.rand(x.shape[:2]).argsort(1)[:, :2]
+    return x.gather(1, keep[:, :, None].expand(-1, -1, x.shape[2]))
 
 
-class Sampled(nn.Module):
+def sampled(self, x):
     """A latent variable: mean and deviation from the row, noise by the reparametrisation."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 16)
-
-    def forward(self, x):
-        mean, log_deviation = self.layer(x).chunk(2, -1)
-        return torch.distributions.Normal(mean, log_deviation.tanh().exp()).rsample()
+    mean, log_deviation = self.layer(x).chunk(2, -1)
+    return torch.distributions.Normal(mean, log_deviation.tanh().exp()).rsample()
 
 
 def by_value(x):
@@ -112,16 +66,9 @@ def mixes_pairs(x):
     return 0.7 * x + 0.3 * x[torch.randperm(x.shape[0])]
 
 
-def timm_drop_block(batchwise):
-    from timm.layers import DropBlock2d
-
-    return net(DropBlock2d(0.3, block_size=2, batchwise=batchwise))
-
-
 def torchvision_depth(mode):
-    from torchvision.ops import StochasticDepth
-
-    return net(Branch(StochasticDepth(0.4, mode)))
+    drop = StochasticDepth(0.4, mode)
+    return net(Made(lambda self, x: x + self.drop(self.layer(x)), layer=nn.Conv2d(6, 6, 1), drop=drop))
 
 
 def drawn(name, says, factory):
@@ -136,34 +83,36 @@ def other(name, says, factory):
 
 ENTRIES = [
     drawn("dropout", "dropout", lambda: net(nn.Dropout(0.3))),
-    drawn("dropout_of_windows", "dropout of windows folded into rows", lambda: net(Windows())),
-    other("dropout_checkpointed", "dropout in a checkpointed block", lambda: net(Checkpointed(False))),
-    drawn("stochastic_depth", "a branch left out for some rows", lambda: net(StochasticDepth())),
+    drawn(
+        "dropout_of_windows",
+        "dropout of windows folded into rows",
+        lambda: net(lambda x: F.dropout(x.reshape(-1, 3, 4, 4), 0.3).reshape(x.shape)),
+    ),
+    other("dropout_checkpointed", "dropout in a checkpointed block", lambda: dropout_checkpointed(False)),
+    drawn("stochastic_depth", "a branch left out for some rows", lambda: convolved(stochastic_depth)),
     drawn("stochastic_depth_torchvision", "torchvision's, for each row", lambda: torchvision_depth("row")),
-    drawn("patch_dropout", "half of the tokens, in an order drawn for each row", lambda: TokenNet(PatchDropout())),
-    drawn("attention_module", "dropout in PyTorch's attention module", lambda: TokenNet(AttentionModule())),
+    drawn("patch_dropout", "half of the tokens, in an order drawn for each row", lambda: TokenNet(patch_dropout)),
+    drawn("attention_module", "dropout in PyTorch's attention module", attention_module),
     drawn(
         "transformer_layer_dropout",
         "PyTorch's transformer layer with dropout",
         lambda: TokenNet(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)),
     ),
-    drawn("noise", "Gaussian noise by randn_like", lambda: net(Layer(lambda x: x + 0.1 * torch.randn_like(x)))),
+    drawn("noise", "Gaussian noise by randn_like", lambda: convolved(noisy)),
     drawn(
         "bernoulli_of_input",
         "drawn with probabilities from the input",
         lambda: net(lambda x: x * torch.bernoulli(x.detach().sigmoid())),
     ),
     drawn("gumbel_softmax", "gumbel softmax", lambda: net(lambda x: x * F.gumbel_softmax(x, dim=1))),
-    other("latent", "a latent variable by torch.distributions", lambda: TokenNet(Sampled())),
-    other("rrelu", "leaky units of random slope, drawn where values are negative", lambda: net(nn.RReLU())),
-    other("drop_connect", "weights dropped, for the whole batch", lambda: net(DropConnect())),
     other(
-        "dropout_checkpointed_reentrant",
-        "dropout in a checkpointed block, the older way",
-        lambda: net(Checkpointed(True)),
+        "latent", "a latent variable by torch.distributions", lambda: TokenNet(Made(sampled, layer=nn.Linear(8, 16)))
     ),
+    other("rrelu", "leaky units of random slope, drawn where values are negative", lambda: net(nn.RReLU())),
+    other("drop_connect", "weights dropped, for the whole batch", lambda: convolved(drop_connect)),
+    other("dropout_checkpointed_reentrant", "the older way", lambda: dropout_checkpointed(True)),
     other("stochastic_depth_batch", "torchvision's, for the whole batch", lambda: torchvision_depth("batch")),
-    other("drop_block_timm", "timm's blocks of pixels", lambda: timm_drop_block(False)),
+    other("drop_block_timm", "timm's blocks of pixels", lambda: net(DropBlock2d(0.3, block_size=2))),
     other("mixup", "rows mixed with others by a random permutation", lambda: net(mixes_pairs)),
     other("draws_by_value", "draws where values are large", lambda: net(by_value)),
     other(

@@ -3,10 +3,10 @@
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import spectral_norm
 
+from tests.clipping.problems import Made
 from tests.clipping.zoo.entry import Entry, net
-
-GLOBALS: dict[str, torch.Tensor | float] = {}
 
 
 class Running(nn.Module):
@@ -29,43 +29,26 @@ class Running(nn.Module):
         return x - self.mean.view(-1, 1, 1)
 
 
-class Records(nn.Module):
-    """Keeps the mean of what it saw in a frozen parameter, and does not use it."""
-
-    def __init__(self, shape):
-        super().__init__()
-        self.seen = nn.Parameter(torch.zeros(shape), requires_grad=False)
-
-    def forward(self, x):
-        with torch.no_grad():
-            self.seen.lerp_(x.mean(0), 0.01)
-        return x
-
-
-class Reassigns(nn.Module):
-    """A running mean in a buffer that every call replaces by a new tensor."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(6))
+class Reassigns(Running):
+    """Every call replaces the buffer by a new tensor."""
 
     def forward(self, x):
         self.mean = 0.9 * self.mean + 0.1 * x.detach().mean((0, 2, 3))
         return x - self.mean.view(-1, 1, 1)
 
 
-class InitialisedByFlag(nn.Module):
-    """The same with a plain flag, and without a branch on values."""
+def records(self, x):
+    """Keeps the mean of what it saw in a frozen parameter, and does not use it."""
+    with torch.no_grad():
+        self.seen.lerp_(x.mean(0), 0.01)
+    return x
 
-    def __init__(self):
-        super().__init__()
-        self.shift, self.initialised = nn.Parameter(torch.zeros(6, 1, 1)), False
 
-    def forward(self, x):
-        if not self.initialised:
-            self.shift.data.copy_(x.detach().mean((0, 2, 3)).view(-1, 1, 1))
-            self.initialised = True
-        return x - self.shift
+def initialised_by_flag(self, x):
+    if not self.initialised:
+        self.shift.data.copy_(x.detach().mean((0, 2, 3)).view(-1, 1, 1))
+        self.initialised = True
+    return x - self.shift
 
 
 class Codebook(nn.Module):
@@ -94,23 +77,24 @@ class LastBatch(nn.Module):
         return x if last is None else x + 0.1 * last
 
 
-def spectral(old):
-    model = net(nn.Conv2d(6, 6, 1))
-    make = nn.utils.spectral_norm if old else nn.utils.parametrizations.spectral_norm
-    make(model.middle)
-    return model
-
-
 ENTRIES = [
     Entry("mean_in_parameter", "a running mean in a frozen parameter", lambda: net(Running("parameter"))),
     Entry("mean_in_buffer", "a running mean in a buffer", lambda: net(Running("buffer"))),
-    Entry("mean_in_new_buffer", "a running mean in a buffer replaced by each call", lambda: net(Reassigns())),
+    Entry("mean_in_new_buffer", "a running mean in a buffer replaced by each call", lambda: net(Reassigns("buffer"))),
     Entry("mean_in_attribute", "a running mean in a plain attribute", lambda: net(Running("attribute"))),
-    Entry("records_features", "the mean feature kept in a frozen parameter, unused", lambda: net(Records((6, 4, 4)))),
-    Entry("act_norm_flag", "a shift set by the first batch, known by a plain flag", lambda: net(InitialisedByFlag())),
+    Entry(
+        "records_features",
+        "the mean feature kept in a frozen parameter, unused",
+        lambda: net(Made(records, seen=nn.Parameter(torch.zeros(6, 4, 4), requires_grad=False))),
+    ),
+    Entry(
+        "act_norm_flag",
+        "a shift set by the first batch, known by a plain flag",
+        lambda: net(Made(initialised_by_flag, shift=torch.zeros(6, 1, 1), initialised=False)),
+    ),
     Entry("codebook", "codes that follow the images", lambda: net(Codebook())),
     Entry("last_batch", "adds the mean of the batch before", lambda: net(LastBatch())),
-    Entry("spectral_norm", "power iterations in buffers", lambda: spectral(False)),
+    Entry("spectral_norm", "power iterations in buffers", lambda: net(spectral_norm(nn.Conv2d(6, 6, 1)))),
     Entry("lazy", "a lazily made layer", lambda: net(nn.LazyConv2d(6, 1))),
     Entry("thawed_data", "adds 1 to x.data", lambda: net(lambda x: F.relu(x) + x.data)),
 ]

@@ -13,31 +13,20 @@ from torch.nn import functional as F
 from sfumato.clipping import clipped_grad
 from sfumato.clipping.random_layers import _mix
 from sfumato.errors import InputError
-from tests.clipping.zoo.catalogue import BY_NAME, ENTRIES
-from tests.clipping.zoo.entry import Do
-from tests.clipping.zoo.law import KEY, distance, norm, pictures
+from tests.clipping.problems import FIXED, Do, cross_entropy, distance, norm
+from tests.clipping.zoo.law import BY_NAME, ENTRIES, IDS, KEY, pictures
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 ENGINES = ["graph", "func", "reference"]
 OTHER_KEY = hashlib.sha256(b"the next step").digest()
 DRAWN = [entry for entry in ENTRIES if entry.draws and entry.harmless]
 QUICK = [BY_NAME[name] for name in ("dropout", "attention_module")]
-IDS = 1000 + 17 * torch.arange(8)
 
 
-def sums_of(entry, engine, rows=range(8), key=KEY, ids=IDS, augmult=2, microbatch_size=8, clipping_norm=0.5):
-    model, loss_fn = entry.make()
-    images, targets = pictures(entry.shape, augmult)
-    grad_fn = clipped_grad(
-        model,
-        loss_fn,
-        clipping_norm=clipping_norm,
-        augmult=augmult,
-        engine=engine,
-        microbatch_size=microbatch_size,
-        methods={"memory_format": "contiguous"},
-    )
-    rows = list(rows)
+def sums_of(entry, engine, rows=range(8), key=KEY, ids=IDS, microbatch_size=8):
+    (images, targets), rows = pictures(2), list(rows)
+    options = {"clipping_norm": 0.5, "augmult": 2, "microbatch_size": microbatch_size, "methods": FIXED}
+    grad_fn = clipped_grad(entry.make(), cross_entropy, engine=engine, **options)
     return grad_fn(images[rows], targets[rows], key=key, example_ids=ids[rows])
 
 
@@ -95,9 +84,8 @@ def test_engines_draw_the_same_and_move_no_global_state(name):
 
 @pytest.mark.parametrize("engine", ["graph", "reference"])
 def test_a_model_that_draws_needs_key_and_ids(engine):
-    images, targets = pictures(BY_NAME["dropout"].shape, 0)
-    model, loss_fn = BY_NAME["dropout"].make()
-    grad_fn = clipped_grad(model, loss_fn, clipping_norm=1.0, engine=engine)
+    images, targets = pictures(0)
+    grad_fn = clipped_grad(BY_NAME["dropout"].make(), cross_entropy, clipping_norm=1.0, engine=engine)
     for given in (
         {},
         {"key": KEY},
