@@ -30,6 +30,18 @@ def naming(what: str) -> Iterator[None]:
         raise InputError(f"{what}: {error}") from None
 
 
+@contextlib.contextmanager
+def refusing(what: str, remedy: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Within, errors of these kinds become an InputError: what failed, what they say, the remedy."""
+    try:
+        yield
+    except InputError:
+        raise
+    except kinds as error:
+        said = getattr(error, "strerror", None) or first_line(error)
+        raise InputError(f"{what}: {said.rstrip('.')[:200]}. {remedy}") from error
+
+
 def first_line(error: BaseException) -> str:
     """The first words of an error, or its type."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -13,7 +13,7 @@ from sfumato.auditing.bounds import audit_scores
 from sfumato.auditing.canary import audit_canary
 from sfumato.auditing.membership import Audit
 from sfumato.errors import InputError
-from sfumato.models.lenet import LeNet
+from sfumato.models.small import LeNet
 from tests.auditing.test_membership import made_up_task
 from tests.reporting.test_page import Page
 

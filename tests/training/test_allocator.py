@@ -6,7 +6,7 @@ import pytest
 
 FAULTS = """
 import resource, torch
-from sfumato.training.allocator import keep_freed_memory
+from sfumato.training.process import keep_freed_memory
 
 keep_freed_memory()
 

@@ -6,7 +6,7 @@ import pytest
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.data.views import Views
 from sfumato.randomness import Streams
-from sfumato.training.draws import Draws
+from sfumato.training.step import Draws
 
 MECHANISM, VIEWS, EVERY = Mechanism(400, 100, 1.0, 5), Views("flip", 2, 0), np.arange(400)
 

@@ -32,8 +32,7 @@ from sfumato.data.views import Views
 from sfumato.errors import InputError
 from sfumato.randomness import Streams
 from sfumato.run_folder.ledger import Ledger, new_run_line
-from sfumato.training.draws import Draws
-from sfumato.training.step import PrivateStep
+from sfumato.training.step import Draws, PrivateStep
 
 SIDE = 64
 """Of a canary's image, in pixels. One weight belongs to each pixel, and noise is drawn in blocks of as

@@ -26,9 +26,9 @@ from sfumato.auditing.record import MembershipResult, Winner
 from sfumato.auditing.toy_task import ToyTask
 from sfumato.data.sampling import poisson_batch
 from sfumato.errors import InputError
-from sfumato.models.lenet import LeNet
+from sfumato.models.small import LeNet
 from sfumato.randomness import derived, digest, key_from_seed, new_key
-from sfumato.training.allocator import keep_freed_memory
+from sfumato.training.process import keep_freed_memory
 
 _CHUNK = 8
 """Models a side that are trained, and kept, together."""

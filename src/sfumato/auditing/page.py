@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from sfumato.accounting import formats
 from sfumato.accounting.attacker import true_positive_rates
+from sfumato.accounting.formats import lower_epsilon_text
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.accounting.rounding import lower_epsilon_text
 from sfumato.auditing.bounds import as_numbers
 from sfumato.auditing.record import AuditResult, CanaryResult, MembershipResult
 from sfumato.errors import InputError
-from sfumato.reporting import formats
 from sfumato.reporting.attack import histograms, rates_chart
 from sfumato.reporting.html import (
     Html,

@@ -15,7 +15,7 @@ from sfumato.evaluation import trained
 from sfumato.evaluation.scores import predict_logits
 from sfumato.evaluation.trained import Trained
 from sfumato.reporting.page import write_report
-from sfumato.run_folder import coins, record
+from sfumato.run_folder import launch, record
 from sfumato.run_folder.record import Certificate, OneRunClaim
 from sfumato.run_folder.verification import verify_run
 
@@ -44,7 +44,7 @@ def audit_one_run(run: Path | str, *, confidence: float = 0.95, trust: Collectio
     assert claim.epsilon is not None and claim.delta is not None
     require_levels(claim.delta, confidence, claim.epsilon)
     count = claim.public_inputs.num_canaries
-    took_part = coins.read(folder, claim.run_id, count)
+    took_part = launch.read_coins(folder, claim.run_id, count)
     found = audit_guesses(
         scores(trained.load(folder, trust), count),
         took_part,

@@ -143,7 +143,7 @@ def _run(
 
 
 def _show(found: "AuditResult | OneRunResult") -> None:
-    from sfumato.accounting.rounding import delta_text, epsilon_text, lower_epsilon_text
+    from sfumato.accounting.formats import delta_text, epsilon_text, lower_epsilon_text
     from sfumato.auditing.record import GuessBound, Power
 
     _say_what_ran(found)
@@ -177,7 +177,7 @@ def _show(found: "AuditResult | OneRunResult") -> None:
 
 
 def _say_what_ran(found: "AuditResult | OneRunResult") -> None:
-    from sfumato.accounting.rounding import epsilon_text
+    from sfumato.accounting.formats import epsilon_text
     from sfumato.auditing.record import CanaryResult, MembershipResult
 
     if isinstance(found, CanaryResult):

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sfumato.accounting import formats
 from sfumato.accounting.mechanism import Accountant
 from sfumato.cli import output
-from sfumato.errors import InputError
-from sfumato.reporting import formats
+from sfumato.errors import InputError, refusing
 
 if TYPE_CHECKING:
     from sfumato.scaling.equal_noise import Price
@@ -140,10 +140,8 @@ def _more(
 
 
 def _targets(text: str | None) -> list[float]:
-    try:
+    with refusing("--epsilon takes a number, or several with commas between them", "Correct it.", ValueError):
         return [] if text is None else [float(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(f"--epsilon takes a number, or several with commas between them, not {text!r}.") from None
 
 
 def _show_several(plans: "list[Plan]", json_: bool) -> None:

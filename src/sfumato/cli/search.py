@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sfumato.accounting import formats
 from sfumato.cli import options, output
 from sfumato.cli.train import asked, trust_options
 from sfumato.errors import InputError
-from sfumato.reporting import formats
 
 if TYPE_CHECKING:
     from sfumato.searching.result import PrivateSearchResult, SearchResult

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sfumato import config, recipes
+from sfumato.accounting import formats
 from sfumato.accounting.mechanism import Accountant
 from sfumato.cli import options, output
 from sfumato.errors import InputError
-from sfumato.reporting import formats
 from sfumato.run_folder.ledger import MOST_LOST
 
 if TYPE_CHECKING:

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from sfumato.reporting import formats, wording
+from sfumato.accounting import formats
+from sfumato.reporting import wording
 from sfumato.reporting.attack import attack_section, audit_section
 from sfumato.reporting.charts import Curve, Panel, chart, linear
 from sfumato.reporting.html import (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.config import DataConfig, Recipe
-from sfumato.errors import InputError, MachineError
+from sfumato.errors import InputError, MachineError, refusing
 
 OWNER = "owner"
 """The folder in a run's that is for its owner alone, and never handed on."""
@@ -64,10 +64,9 @@ def read_json(path: Path) -> Any:
     Raises:
         InputError: If it is missing or damaged.
     """
-    try:
+    kinds = OSError, ValueError, RecursionError  # lists within lists
+    with refusing(f"{path} is missing or damaged", "Restore it from a copy.", *kinds):
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # lists within lists
-        raise InputError(f"{path} is missing or damaged ({type(error).__name__}). Restore it from a copy.") from None
 
 
 def lock(descriptor: int, path: Path) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato import config
+from sfumato.accounting.formats import note
 from sfumato.config import Recipe
 from sfumato.data import loading
 from sfumato.data.catalogue import Facts
@@ -15,7 +16,6 @@ from sfumato.planning.classifiers import with_updates_alone
 from sfumato.planning.resolve import Plan, resolve
 from sfumato.randomness import digest
 from sfumato.recipes import recipe_of
-from sfumato.reporting.formats import note
 from sfumato.studies.grid import NUM_STEPS, Settings, cells_of, for_sharing, in_words
 
 MOST_RUNS = 10_000

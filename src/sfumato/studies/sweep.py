@@ -23,7 +23,7 @@ from sfumato.studies.plan import Planned, SweepOptions, plan_sweep, settle
 from sfumato.studies.result import Sweep
 from sfumato.studies.runs import work
 from sfumato.studies.summary import summary, write_for_owner
-from sfumato.training.interrupt import stop_on_sigterm
+from sfumato.training.process import stop_on_sigterm
 
 PLAN_FILE, SWEEP_FILE = "plan.json", "sweep.json"
 

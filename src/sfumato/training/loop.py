@@ -20,14 +20,11 @@ from sfumato.models.weights import Weights, read_weights
 from sfumato.planning.claims import claims
 from sfumato.planning.resolve import Plan
 from sfumato.randomness import Streams
-from sfumato.run_folder import coins, files, launch, ledger, record
+from sfumato.run_folder import files, launch, ledger, record
 from sfumato.run_folder.certificate import certificate, counted, public_inputs, repeated
 from sfumato.run_folder.launch import Launch
 from sfumato.run_folder.record import Certificate, Metrics, PrivateMetrics, RecordLines, Result, ResultClaims
 from sfumato.run_folder.verification import verify_run
-from sfumato.training.allocator import give_freed_memory_back
-from sfumato.training.draws import Draws
-from sfumato.training.interrupt import Interrupted, watch_for_interrupts
 from sfumato.training.learner import Learner, pick_device
 from sfumato.training.logs import Logs, log_kinds
 from sfumato.training.outcome import (
@@ -38,7 +35,8 @@ from sfumato.training.outcome import (
     scores_with_views,
     warning_of_chance,
 )
-from sfumato.training.step import Statistics
+from sfumato.training.process import Interrupted, give_freed_memory_back, watch_for_interrupts
+from sfumato.training.step import Draws, Statistics
 from sfumato.training.world import World
 
 
@@ -207,9 +205,9 @@ class _Run:
         word, took_part = self.streams.stream("initial weights").uint64(1), None
         if num_canaries and found is None:
             stream = self.streams.stream("coins of canaries")
-            took_part = coins.toss(self.folder, self.started.run_id, num_canaries, stream)
+            took_part = launch.toss_coins(self.folder, self.started.run_id, num_canaries, stream)
         elif num_canaries:
-            took_part = coins.read(self.folder, self.started.run_id, num_canaries)
+            took_part = launch.read_coins(self.folder, self.started.run_id, num_canaries)
         learner.initialise(word, took_part, None if found is None else found.state)
         if found is None:
             self._checkpoint()

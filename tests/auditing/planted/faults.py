@@ -8,8 +8,8 @@ from tests.auditing.planted.plants import Edit, Fault
 _COLLECT, _RELEASE = "training.step:PrivateStep.collect", "training.step:PrivateStep.release"
 _SUM, _NOISE, _SAMPLE = (
     "clipping.grad_fn:GradFn._sum",
-    "training.draws:Draws.noise",
-    "training.draws:Draws.of_update",
+    "training.step:Draws.noise",
+    "training.step:Draws.of_update",
 )
 _UPDATES = "training.loop:_Run._take_updates"
 _ADD_NOISE = "add_noise(grad_sum, self.noise_stddev, noise)"
