@@ -2,7 +2,8 @@
 
 import contextlib
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 _MOST_SHOWN = 40  # a line of a thousand names is none
 
@@ -28,6 +29,15 @@ def naming(what: str) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(f"{what}: {error}") from None
+
+
+def refusal(call: Callable[..., Any], *given: Any) -> str | None:
+    """What an InputError says that a call raises; None: it raises none."""
+    try:
+        call(*given)
+    except InputError as error:
+        return str(error)
+    return None
 
 
 @contextlib.contextmanager

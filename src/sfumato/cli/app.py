@@ -5,20 +5,7 @@ from typing import Annotated
 import typer
 
 from sfumato import __version__
-from sfumato.cli import (
-    audit,
-    check,
-    evaluate,
-    files,
-    options,
-    output,
-    plan,
-    recipes,
-    search,
-    simulate,
-    sweep,
-    train,
-)
+from sfumato.cli import audit, check, evaluate, files, options, output, plan, recipes, search, simulate, sweep, train
 
 app = typer.Typer(
     name="sfumato",

@@ -128,9 +128,9 @@ def _run(
 ) -> None:
     """Runs an audit, prints what it found, and draws its page."""
     if page is not None:
-        from sfumato.auditing.page import require_page
+        from sfumato.run_folder.files import refuse_drawing
 
-        require_page(page)
+        refuse_drawing(page, "--page", (".html", ".htm"))
     games: list[Any] = []  # scores and members
     with output.interruptible(kept=kept or "nothing is kept, so it begins anew"):
         found = audit(report=output.note, keep=lambda *given: games.extend(given), **numbers)

@@ -41,11 +41,12 @@ def evaluate(
         by: A column of the folder's table: accuracy of each of its values.
         plot: Draws how often it is right against how sure it says it is (.svg, .png or .pdf).
     """
-    from sfumato.evaluation.evaluate import draw_reliability, require_plot
+    from sfumato.evaluation.evaluate import FORMATS, draw_reliability
     from sfumato.evaluation.evaluate import evaluate as score_run
+    from sfumato.run_folder.files import refuse_drawing
 
     if plot is not None:
-        require_plot(plot)
+        refuse_drawing(plot, "--plot", FORMATS)
     found = score_run(
         run,
         folder,

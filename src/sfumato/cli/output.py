@@ -58,9 +58,7 @@ def print_augtest(views: int, vote: float | None, mean: float | None) -> None:
 
 @contextlib.contextmanager
 def interruptible(
-    *more: str,
-    kept: str = "what was finished is kept",
-    command: Sequence[str] | None = None,
+    *more: str, kept: str = "what was finished is kept", command: Sequence[str] | None = None
 ) -> Iterator[None]:
     """Ends the command with status 1 where SIGINT or SIGTERM interrupt the block, and says how to go on.
 

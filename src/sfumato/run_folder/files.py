@@ -5,7 +5,7 @@ import fcntl
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,18 @@ def make_folders(path: Path) -> None:
         (path / OWNER / "checkpoints").mkdir(exist_ok=True)
         for folder in (path / OWNER, path, path.parent):
             sync_folder(folder)
+
+
+def refuse_drawing(path: Path, option: str, endings: Sequence[str]) -> None:
+    """Refuses a file that could not be written, before anything is computed for it.
+
+    Raises:
+        InputError: If its ending is not one of these, or it has no folder.
+    """
+    if path.suffix.lower() not in endings:
+        raise InputError(f"{option} writes {', '.join(endings)}, not {path.name!r}.")
+    if path.is_dir() or not path.parent.is_dir():
+        raise InputError(f"{option} {path} is a folder, or there is no folder {path.parent}. Make it, or name another.")
 
 
 def refuse_name(folder: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from sfumato.accounting import formats, gaussian, rdp
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
+from sfumato.run_folder.files import refuse_drawing
 from sfumato.scaling.law import fit, predict
 from sfumato.scaling.law_runs import Run
 
@@ -25,8 +26,7 @@ _WALLS = (0.5, 2.0)
 
 
 def _figure(path: Path, width: float) -> "Figure":
-    if path.suffix not in FORMATS:
-        raise InputError(f"--plot writes {', '.join(FORMATS)}, not {path.name!r}.")
+    refuse_drawing(path, "--plot", FORMATS)
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, 4), layout="constrained")

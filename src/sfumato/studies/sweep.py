@@ -29,9 +29,7 @@ PLAN_FILE, SWEEP_FILE = "plan.json", "sweep.json"
 
 
 def sweep(
-    recipe: Recipe | Mapping[str, Any] | str | Path,
-    grid: Mapping[str, Sequence[Any]] | None = None,
-    **options: Any,
+    recipe: Recipe | Mapping[str, Any] | str | Path, grid: Mapping[str, Sequence[Any]] | None = None, **options: Any
 ) -> Sweep:
     """Trains a recipe under every setting of a grid, several times each. The same call goes on with what is there,
     after a kill too; from another machine that shares the folder it helps.

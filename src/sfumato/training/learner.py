@@ -17,6 +17,7 @@ from sfumato.data.images import ImageSet
 from sfumato.data.views import People, Views
 from sfumato.errors import refusing
 from sfumato.evaluation.scores import Objective, require_rows_apart
+from sfumato.json_record import pick
 from sfumato.models.layers import CentredLinear, centred
 from sfumato.models.weights import Weights
 from sfumato.planning.resolve import Plan
@@ -176,15 +177,9 @@ class Learner:
             return Source(train, held_out, People(train, privacy.max_images_per_person))
         if took_part is None:
             return Source(train, held_out, train)
-        size = dataset.image_size
-        images = canary_images(
-            len(took_part),
-            len(dataset.classes),
-            mean=dataset.mean,
-            std=dataset.std,
-            image_size=size,
-            stored_size=recipe.data.stored_size(size),
-        )
+        how = pick(dataset, "mean", "std", "image_size")
+        stored_size = recipe.data.stored_size(dataset.image_size)
+        images = canary_images(len(took_part), len(dataset.classes), stored_size=stored_size, **how)
         return Source(train, held_out, WithCanaries(train, self._seen(images), took_part))
 
     def _seen(self, images: ImageSet) -> ImageSet | FeatureSet:

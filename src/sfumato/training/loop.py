@@ -15,7 +15,7 @@ from sfumato.accounting.accountants import EpsilonCurve
 from sfumato.clipping.clip import convolutions
 from sfumato.data.examples import Dataset
 from sfumato.errors import InputError, MachineError
-from sfumato.json_record import finite
+from sfumato.json_record import finite, pick
 from sfumato.models.weights import Weights, read_weights
 from sfumato.planning.claims import claims
 from sfumato.planning.resolve import Plan
@@ -294,12 +294,10 @@ class _Run:
     def _note(self, release: int, statistics: Statistics) -> None:
         """For the owner; what a diverged run has no finite number for is None, and no reason to stop."""
         is_asked = self.looks.training_images and release in {*self.looks.steps, self.mechanism.num_steps}
+        numbers = pick(statistics, "loss", "clipped_fraction", "grad_norm", "clipped_square")
         noted = PrivateMetrics(
             step=release,
-            loss=finite(statistics.loss),
-            clipped_fraction=finite(statistics.clipped_fraction),
-            grad_norm=finite(statistics.grad_norm),
-            clipped_square=finite(statistics.clipped_square),
+            **{name: finite(value) for name, value in numbers.items()},
             norms=statistics.norms,
             train_accuracy=accuracy_on_training_images(self.learner) if is_asked else None,
             seconds=self._elapsed(),
@@ -342,7 +340,7 @@ class _Run:
         record.write(self.folder / record.CERTIFICATE_FILE, self._certificate("running"))
 
     def _checkpoint(self) -> None:
-        speed = {name: getattr(self.learner, name) for name in ("engine", "microbatch_size", "methods")}
+        speed = pick(self.learner, "engine", "microbatch_size", "methods")
         facts = {"seconds": self._elapsed(), "speed": speed}
         self.started.save(self.learner.state.state_dict(), self.step, facts)
         self._write_certificate()

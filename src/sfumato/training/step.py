@@ -89,12 +89,7 @@ class PrivateStep:
         self.noise_stddev = mechanism.noise_multiplier * grad_fn.sensitivity
 
     def collect(
-        self,
-        examples: Any,
-        parameters: Mapping[str, torch.Tensor],
-        randomness: Randomness,
-        *,
-        with_norms: bool = False,
+        self, examples: Any, parameters: Mapping[str, torch.Tensor], randomness: Randomness, *, with_norms: bool = False
     ) -> tuple[dict[str, torch.Tensor], Statistics]:
         """``grad_sum``, which nobody may see, and statistics of the readable images.
 
@@ -159,12 +154,7 @@ class OrdinaryStep:
         self.microbatch_size, self.max_grad_norm = microbatch_size, max_grad_norm
 
     def collect(
-        self,
-        examples: Any,
-        parameters: Mapping[str, torch.Tensor],
-        randomness: Randomness,
-        *,
-        with_norms: bool = False,
+        self, examples: Any, parameters: Mapping[str, torch.Tensor], randomness: Randomness, *, with_norms: bool = False
     ) -> tuple[dict[str, torch.Tensor], Statistics]:
         """The mean gradient of the readable images; there are no single examples' norms that could
         be added.
