@@ -109,24 +109,7 @@ def audit_scores(
     candidates = _thresholds(chooses)
     for_ratio = float(candidates[np.argmax(log_ratio(*chooses.rates(candidates, error), delta=delta))])
     for_mu = float(candidates[np.argmax(gaussian_mu(*chooses.rates(candidates, error * _CAREFUL)))])
-
-    def bound(name: BoundName, assumption: str, threshold: float, of: Callable[[float, float], float]) -> Bound:
-        count_false, count_true = used.counts(threshold)
-        low_rate, high_rate = used.rates(threshold, error)
-        epsilon = of(float(low_rate), float(high_rate))
-        return Bound(
-            name=name,
-            epsilon=None if epsilon == -math.inf else max(0.0, epsilon),
-            assumption=assumption,
-            threshold=threshold,
-            false_positives=int(count_false),
-            true_positives=int(count_true),
-            num_non_members=len(used.non_members),
-            num_members=len(used.members),
-            false_positive_rate=float(low_rate),
-            true_positive_rate=float(high_rate),
-        )
-
+    bound = functools.partial(_bound, used, error)
     found = [
         bound("clopper-pearson", "none", for_ratio, lambda fpr, tpr: float(log_ratio(fpr, tpr, delta))),
         bound("gaussian", _IS_GAUSSIAN, for_mu, lambda fpr, tpr: gaussian_epsilon(float(gaussian_mu(fpr, tpr)), delta)),
@@ -144,6 +127,27 @@ def audit_scores(
         power=power(len(used.members), len(used.non_members), confidence, delta, nominal_epsilon, SHARE),
         split_seed=split_seed,
         **stated(inside, outside, delta, confidence, nominal_epsilon, shown),
+    )
+
+
+def _bound(
+    used: Games, error: float, name: BoundName, assumption: str, threshold: float, of: Callable[[float, float], float]
+) -> Bound:
+    """What the rates at one threshold show of epsilon."""
+    (count_false, count_true), rates = used.counts(threshold), used.rates(threshold, error)
+    false_positives, true_positives = (float(rate) for rate in rates)
+    epsilon = of(false_positives, true_positives)
+    return Bound(
+        name=name,
+        epsilon=None if epsilon == -math.inf else max(0.0, epsilon),
+        assumption=assumption,
+        threshold=threshold,
+        false_positives=int(count_false),
+        true_positives=int(count_true),
+        num_non_members=len(used.non_members),
+        num_members=len(used.members),
+        false_positive_rate=false_positives,
+        true_positive_rate=true_positives,
     )
 
 

@@ -95,22 +95,11 @@ def membership(
     """
     from sfumato.auditing.membership import audit_membership
 
-    _run(
-        audit_membership,
-        page,
-        json_,
-        kept=None if output_ is None else "what is trained is kept",
-        epsilon=epsilon,
-        num_models=num_models,
-        num_examples=num_examples,
-        delta=delta,
-        data_root=data_root,
-        fixed_batches=fixed_batches,
-        augmult=augmult,
-        num_steps=num_steps,
-        confidence=confidence,
-        output=output_,
-    )
+    kept = None if output_ is None else "what is trained is kept"
+    claim = {"epsilon": epsilon, "delta": delta, "confidence": confidence}
+    numbers: dict[str, Any] = {"num_models": num_models, "num_examples": num_examples, "num_steps": num_steps}
+    numbers |= {"data_root": data_root, "output": output_, "fixed_batches": fixed_batches, "augmult": augmult}
+    _run(audit_membership, page, json_, kept, **claim, **numbers)
 
 
 def one_run(run: Path, *, confidence: float = 0.95, trust: options.Trust = None, json_: bool = False) -> None:

@@ -4,7 +4,7 @@ import csv
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -47,17 +47,8 @@ def evaluate(
 
     if plot is not None:
         refuse_drawing(plot, "--plot", FORMATS)
-    found = score_run(
-        run,
-        folder,
-        data_root=data_root,
-        test_views=test_views,
-        specificity=specificity,
-        prevalence=prevalence,
-        by=by,
-        trust=trust or (),
-        report=output.note,
-    )
+    how: dict[str, Any] = {"test_views": test_views, "specificity": specificity, "prevalence": prevalence, "by": by}
+    found = score_run(run, folder, data_root=data_root, trust=trust or (), report=output.note, **how)
     output.answer(found, json_, lambda found: _show(found, specificity))
     if plot is not None:  # last: what was computed is told by now
         draw_reliability(found, plot)
@@ -207,16 +198,8 @@ def calibrate(
     from sfumato.evaluation.evaluate import calibrate as fit
     from sfumato.reporting.page import write_report
 
-    found = fit(
-        run,
-        folder,
-        positive=positive,
-        sensitivity=sensitivity,
-        specificity=specificity,
-        data_root=data_root,
-        trust=trust or (),
-        report=output.note,
-    )
+    aim: dict[str, Any] = {"positive": positive, "sensitivity": sensitivity, "specificity": specificity}
+    found = fit(run, folder, data_root=data_root, trust=trust or (), report=output.note, **aim)
     write_report(run)
     output.answer(found, json_, lambda found: _show_calibration(found, run))
 

@@ -49,19 +49,11 @@ def sweep(
     from sfumato.studies.plan import SweepOptions
     from sfumato.studies.sweep import sweep_by
 
-    wanted = SweepOptions(
-        parsed,
-        parse_grid(grid or []),
-        [] if cells is None else read_cells(cells),
-        seeds=1 if seeds is None else seeds,
-        paired=paired,
-        output=output_ or Path("runs") / f"{name.replace('/', '-')}-sweep",
-        name=name,
-        workers=workers,
-        data_root=data_root,
-        device=device,
-        trust=trusted,
-    )
+    how: dict[str, Any] = {"paired": paired, "workers": workers, "data_root": data_root, "device": device}
+    how |= {"seeds": 1 if seeds is None else seeds, "name": name, "trust": trusted}
+    folder = output_ or Path("runs") / f"{name.replace('/', '-')}-sweep"
+    listed = [] if cells is None else read_cells(cells)
+    wanted = SweepOptions(parsed, parse_grid(grid or []), listed, output=folder, **how)
     with output.interruptible():
         found, _ = sweep_by(wanted)
     output.answer(found, json_, show)
@@ -152,16 +144,10 @@ def run(
         ]
         output.answer({**facts, "trained": False, "planned": plans}, json_, _show_plan)
         return
-    wanted = figures.options_of(
-        study,
-        output=output_ or Path("runs") / f"{name.replace('/', '-')}-{scale}",
-        name=f"{name} ({scale})",
-        seeds=study.seeds if seeds is None else seeds,
-        paired=paired,
-        workers=workers,
-        data_root=data_root,
-        device=device,
-    )
+    how: dict[str, Any] = {"paired": paired, "workers": workers, "data_root": data_root, "device": device}
+    how |= {"seeds": study.seeds if seeds is None else seeds, "name": f"{name} ({scale})"}
+    folder = output_ or Path("runs") / f"{name.replace('/', '-')}-{scale}"
+    wanted = figures.options_of(study, output=folder, **how)
     with output.interruptible():
         answered = figures.run_figure(study, wanted)
     found, tuning, verdicts = answered.found, answered.tuning, answered.verdicts

@@ -3,7 +3,6 @@ alone.
 """
 
 import dataclasses
-from typing import Any
 
 from sfumato.accounting import calibration
 from sfumato.accounting.calibration import Unknown
@@ -52,13 +51,8 @@ class Budget:
 
     def mechanism(self, **numbers: float) -> Mechanism:
         """The Poisson-sampled mechanism of its numbers, with these in place of those left out, or of others."""
-        own: dict[str, Any] = {name: getattr(self, name) for name in _ANY}
-        return Mechanism(
-            self.num_examples,
-            **(own | numbers),
-            images_per_unit=self.images_per_unit,
-            first_release_noise=self.first_release_noise,
-        )
+        own = pick(self, *_ANY)
+        return Mechanism(self.num_examples, **(own | numbers), **pick(self, "images_per_unit", "first_release_noise"))
 
 
 def selection_of(privacy: PrivacyConfig | None) -> Selection | None:

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from sfumato import config
 from sfumato.errors import InputError
-from sfumato.json_record import Record
+from sfumato.json_record import Record, pick
 from sfumato.models.weights import Weights
 from sfumato.planning.claims import claims
 from sfumato.planning.resolve import Plan, why_not_private
@@ -74,10 +74,7 @@ def _plan_of(recipe: config.ResolvedRecipe, public: PublicInputs, lines: ledger.
     if recipe.privacy is not None:
         planned = planned.replace(
             batch_size=min(recipe.training.batch_size, planned.num_examples),
-            noise_multiplier=recipe.privacy.noise_multiplier,
-            sampling=recipe.privacy.sampling,
-            images_per_unit=recipe.privacy.images_per_unit,
-            first_release_noise=recipe.privacy.first_release_noise,
+            **pick(recipe.privacy, "noise_multiplier", "sampling", "images_per_unit", "first_release_noise"),
         )
     return Plan(recipe, planned, why_not_private(recipe, planned))
 
@@ -115,4 +112,4 @@ def read_weights(path: Path) -> tuple[WeightsFacts, config.ResolvedRecipe, dict[
         facts = WeightsFacts.model_validate_json(metadata["sfumato"])
         return facts, config.parse_resolved(tomllib.loads(metadata["recipe"])), tensors, metadata
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
-        raise InputError(f"{path} is missing or damaged. Restore it from a copy, or train again.") from None
+        raise InputError(f"{path} is damaged, or is not there. Restore it from a copy, or train again.") from None

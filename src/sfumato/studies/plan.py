@@ -12,6 +12,7 @@ from sfumato.config import Recipe
 from sfumato.data import loading
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError, naming
+from sfumato.json_record import pick
 from sfumato.planning.classifiers import with_updates_alone
 from sfumato.planning.resolve import Plan, resolve
 from sfumato.randomness import digest
@@ -130,8 +131,7 @@ class Planned:
             "recipe": config.shareable(self.recipe).model_dump(mode="json"),
             "cells": [cell.settings for cell in self.cells],
             "weights": [cell.plan.recipe.model.init_sha256 for cell in self.cells],
-            "seeds": asked.seeds,
-            "paired": asked.paired,
+            **pick(asked, "seeds", "paired"),
             **({"first_seed": asked.first_seed} if asked.paired else {}),
             **{name: [getattr(each, name) for each in mechanisms] for name in _COMPARED},
         }
