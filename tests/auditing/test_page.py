@@ -95,7 +95,7 @@ def test_what_a_membership_audit_s_page_allows_is_the_mechanism_whose_epsilon_is
 
 
 @pytest.mark.parametrize(
-    "name, words", [("audit.txt", "writes .html"), ("none/audit.html", "Make it"), ("a.html", "a folder")]
+    "name, words", [("audit.txt", "ends in .html"), ("none/audit.html", "Make it"), ("a.html", "a folder")]
 )
 def test_a_page_that_cannot_be_written_is_refused_before_the_audit(tmp_path, name, words):
     (tmp_path / "a.html").mkdir()

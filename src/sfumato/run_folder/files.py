@@ -113,7 +113,8 @@ def refuse_drawing(path: Path, option: str, endings: Sequence[str]) -> None:
         InputError: If its ending is not one of these, or it has no folder.
     """
     if path.suffix.lower() not in endings:
-        raise InputError(f"{option} writes {', '.join(endings)}, not {path.name!r}.")
+        what = f"{option} writes {', '.join(endings)}, not {path.name!r}"
+        raise InputError(f"{what}. Give a name that ends in {endings[0]}.")
     if path.is_dir() or not path.parent.is_dir():
         raise InputError(f"{option} {path} is a folder, or there is no folder {path.parent}. Make it, or name another.")
 
