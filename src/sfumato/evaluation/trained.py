@@ -19,7 +19,7 @@ from sfumato.evaluation.scores import Objective
 from sfumato.models import registry
 from sfumato.models.trainable import centre_features, named_classifier, scale_features
 from sfumato.run_folder.record import CALIBRATION_FILE
-from sfumato.run_folder.verification import read_weights
+from sfumato.run_folder.verification import read_model_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
             f"{folder} has no model.safetensors: it is no finished run. Finish it by `sfumato resume "
             f"{shlex.quote(str(folder))}`, or name another folder."
         )
-    facts, recipe, tensors, metadata = read_weights(path)
+    facts, recipe, tensors, metadata = read_model_file(path)
     recipe = config.shareable(recipe)
     with naming(f"{path} is damaged"):
         normalisation(facts.mean, facts.std, facts.channels, ((), ()))

@@ -47,7 +47,7 @@ def verify_run(folder: Path) -> tuple[Certificate, Result]:
     last = lines.releases[-1].step if lines.releases else 0
     step = stated.num_applied if 0 <= stated.num_applied <= last else -1
     sha256 = ledger.sha256_of(folder / ledger.LEDGER_FILE)
-    facts, own_recipe, tensors, _ = read_weights(folder / record.WEIGHTS_FILE)
+    facts, own_recipe, tensors, _ = read_model_file(folder / record.WEIGHTS_FILE)
     # An attack's result and the day are nothing that the ledger claims.
     whole = claims(plan, plan.mechanism)
     so_far = whole.epsilon if plan.selection is None else None
@@ -99,7 +99,7 @@ def _alike(stated: Any, expected: Any) -> bool:
     return type(stated) is type(expected) and bool(stated == expected)
 
 
-def read_weights(path: Path) -> tuple[WeightsFacts, config.ResolvedRecipe, dict[str, torch.Tensor], dict[str, str]]:
+def read_model_file(path: Path) -> tuple[WeightsFacts, config.ResolvedRecipe, dict[str, torch.Tensor], dict[str, str]]:
     """What stands in model.safetensors, as a run writes it: its metadata last.
 
     Raises:
