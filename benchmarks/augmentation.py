@@ -19,7 +19,7 @@ from torchvision.transforms import v2  # noqa: E402
 
 from benchmarks.machine import machine  # noqa: E402
 from sfumato.data.augmentation import augment  # noqa: E402
-from sfumato.training.allocator import keep_freed_memory  # noqa: E402
+from sfumato.training.process import keep_freed_memory  # noqa: E402
 
 KINDS = ("flip", "crop_flip", "rrc", "tan", "simclr")
 

@@ -31,7 +31,7 @@ from torch.nn import functional as F
 
 from benchmarks.machine import machine
 from sfumato.clipping import clipped_grad
-from sfumato.training.allocator import keep_freed_memory
+from sfumato.training.process import keep_freed_memory
 
 CLIPPING_NORM = 1.0
 TABLE = [
@@ -319,7 +319,7 @@ def main() -> None:
             results.append(row)
             if not options.json:
                 print(json.dumps(row), file=sys.stderr, flush=True)
-    allocator = "glibc, freed memory kept (sfumato.training.allocator), for all sides alike"
+    allocator = "glibc, freed memory kept (sfumato.training.process), for all sides alike"
     facts = {**machine(mode.device), "allocator": allocator, "mode": dataclasses.asdict(mode)}
     print(json.dumps({"machine": facts, "results": results}, indent=1))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import machine
-from sfumato.cli.figures import in_words
+from sfumato.cli.sweep import in_words
 from sfumato.studies.claims import Verdict, judge
 from sfumato.studies.figures import FIGURE_FILE, read_figure
 from sfumato.studies.result import Sweep

@@ -68,7 +68,7 @@ def overhead() -> dict[str, Any]:
     from sfumato.data.views import Views
     from sfumato.evaluation.trained import load
     from sfumato.randomness import Streams
-    from sfumato.training.draws import Draws
+    from sfumato.training.step import Draws
 
     steps = 40
     _, folder, line = train_briefly(f"--set=training.evaluate_every={steps}", steps=steps)

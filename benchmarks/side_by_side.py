@@ -27,9 +27,9 @@ from sfumato.auditing.parallel_models import Models
 from sfumato.auditing.phase_one import Setting
 from sfumato.auditing.toy_task import ToyTask, mnist
 from sfumato.data.sampling import poisson_batch
-from sfumato.models.lenet import LeNet
+from sfumato.models.small import LeNet
 from sfumato.randomness import derived, key_from_seed
-from sfumato.training.allocator import keep_freed_memory
+from sfumato.training.process import keep_freed_memory
 from sfumato.training.step import draw
 
 RATE = 0.5

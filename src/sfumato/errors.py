@@ -2,7 +2,8 @@
 
 import contextlib
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 _MOST_SHOWN = 40  # a line of a thousand names is none
 
@@ -28,6 +29,27 @@ def naming(what: str) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(f"{what}: {error}") from None
+
+
+def refusal(call: Callable[..., Any], *given: Any) -> str | None:
+    """What an InputError says that a call raises; None: it raises none."""
+    try:
+        call(*given)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+@contextlib.contextmanager
+def refusing(what: str, remedy: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Within, errors of these kinds become an InputError: what failed, what they say, the remedy."""
+    try:
+        yield
+    except InputError:
+        raise
+    except kinds as error:
+        said = getattr(error, "strerror", None) or first_line(error)
+        raise InputError(f"{what}: {said.rstrip('.')[:200]}. {remedy}") from error
 
 
 def first_line(error: BaseException) -> str:

@@ -13,7 +13,6 @@ from sfumato.auditing.arguments import calibrated
 from sfumato.auditing.bounds import audit_scores
 from sfumato.data.sampling import poisson_batch
 from sfumato.errors import InputError
-from sfumato.training import draws as draws_module
 from sfumato.training import step as step_module
 from sfumato.training.noise import add_noise
 
@@ -88,7 +87,7 @@ def test_a_sampler_that_draws_too_often_is_caught(monkeypatch):
     def always(mechanism, stream):
         return poisson_batch(mechanism.replace(batch_size=mechanism.num_examples), stream)
 
-    monkeypatch.setattr(draws_module, "poisson_batch", always)
+    monkeypatch.setattr(step_module, "poisson_batch", always)
     assert audited(claimed(4.0), 3).violated
 
 

@@ -31,7 +31,7 @@ from sfumato.data.images import ImageSet
 from sfumato.data.sampling import poisson_batch
 from sfumato.data.views import Views
 from sfumato.errors import InputError
-from sfumato.models.lenet import LeNet
+from sfumato.models.small import LeNet
 from sfumato.randomness import derived, key_from_seed
 from sfumato.training import step as step_module
 from sfumato.training.step import draw

@@ -25,7 +25,7 @@ from sfumato.errors import InputError
 from sfumato.evaluation import trained
 from sfumato.planning.resolve import resolve, resolve_without_privacy
 from sfumato.randomness import Stream, Streams, new_key
-from sfumato.run_folder import coins
+from sfumato.run_folder import launch
 from sfumato.training.display import Progress
 from sfumato.training.learner import Learner
 from sfumato.training.step import draw
@@ -297,21 +297,21 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
     with pytest.raises(Stop):
         sfumato.train(recipe(), folder, progress=Progress(step=stops_at_five))
-    before = (folder / coins.COINS_FILE).read_bytes()
+    before = (folder / launch.COINS_FILE).read_bytes()
     sfumato.train(recipe(), folder, resume=True, progress=Progress())
-    assert (folder / coins.COINS_FILE).read_bytes() == before
+    assert (folder / launch.COINS_FILE).read_bytes() == before
     return folder
 
 
 def test_coins_are_fair_and_for_the_owner_alone(tmp_path, run):
-    assert stat.S_IMODE((run / coins.COINS_FILE).stat().st_mode) == 0o600
-    (tmp_path / coins.COINS_FILE).parent.mkdir()
-    tossed = coins.toss(tmp_path, "0f" * 16, 4000, Stream(new_key()))
-    assert abs(tossed.mean() - 0.5) < 0.04 and np.array_equal(coins.read(tmp_path, "0f" * 16, 4000), tossed)
+    assert stat.S_IMODE((run / launch.COINS_FILE).stat().st_mode) == 0o600
+    (tmp_path / launch.COINS_FILE).parent.mkdir()
+    tossed = launch.toss_coins(tmp_path, "0f" * 16, 4000, Stream(new_key()))
+    assert abs(tossed.mean() - 0.5) < 0.04 and np.array_equal(launch.read_coins(tmp_path, "0f" * 16, 4000), tossed)
 
 
 def test_no_public_file_tells_the_coins(run):
-    bits = "".join("01"[coin] for coin in json.loads((run / coins.COINS_FILE).read_text())["took_part"])
+    bits = "".join("01"[coin] for coin in json.loads((run / launch.COINS_FILE).read_text())["took_part"])
     for path in run.iterdir():
         if path.is_file() and stat.S_IMODE(path.stat().st_mode) != 0o600:
             assert b"took_part" not in path.read_bytes() and bits.encode() not in path.read_bytes(), path
@@ -334,7 +334,7 @@ def test_a_run_that_was_audited_says_so_and_is_still_the_run_it_was(run):
     stated = claim["audit"]
     assert found.nominal_epsilon == claim["epsilon"] and found.num_games == stated["num_canaries"] == 60
     assert stated["epsilon_lower_bound"] == found.epsilon_lower_bound and stated["confidence"] == 0.9
-    took_part = coins.read(run, claim["run_id"], 60)
+    took_part = launch.read_coins(run, claim["run_id"], 60)
     assert sum(stated["scores"]["members"]) == took_part.sum()
     assert sum(stated["scores"]["non_members"]) == (~took_part).sum()
     again = audit_guesses(scores(trained.load(run), 60), took_part, delta=DELTA, confidence=0.9)
@@ -386,7 +386,7 @@ def test_a_folder_that_cannot_be_audited_is_refused(run, tmp_path):
         with pytest.raises(InputError, match=words):
             sfumato.audit_one_run(folder)
     shared = shutil.copytree(run, tmp_path / "shared")
-    (shared / coins.COINS_FILE).unlink()
+    (shared / launch.COINS_FILE).unlink()
     with pytest.raises(InputError, match="is not there"):
         sfumato.audit_one_run(shared)
 

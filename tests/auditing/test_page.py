@@ -13,7 +13,8 @@ from sfumato.auditing.bounds import audit_scores
 from sfumato.auditing.canary import audit_canary
 from sfumato.auditing.membership import Audit
 from sfumato.errors import InputError
-from sfumato.models.lenet import LeNet
+from sfumato.models.small import LeNet
+from sfumato.run_folder.files import refuse_drawing
 from tests.auditing.test_membership import made_up_task
 from tests.reporting.test_page import Page
 
@@ -99,7 +100,7 @@ def test_what_a_membership_audit_s_page_allows_is_the_mechanism_whose_epsilon_is
 def test_a_page_that_cannot_be_written_is_refused_before_the_audit(tmp_path, name, words):
     (tmp_path / "a.html").mkdir()
     with pytest.raises(InputError, match=words):
-        pages.require_page(tmp_path / name)
+        refuse_drawing(tmp_path / name, "--page", (".html", ".htm"))
 
 
 def test_the_claim_of_an_epsilon_is_the_line_of_both_inequalities():

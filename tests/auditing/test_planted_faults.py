@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from sfumato.training import draws, step
+from sfumato.training import step
 from sfumato.training.noise import add_noise
 from tests.auditing.planted import laws
 from tests.auditing.planted.faults import FAULTS, MORE
@@ -41,23 +41,23 @@ def found(fault):
 
 
 def test_what_is_planted_is_seen_by_all_who_use_it_and_taken_out_again():
-    real = step.add_noise, draws.Draws.noise
+    real = step.add_noise, step.Draws.noise
     stddev = Edit("training.noise:add_noise", "_GRID_BITS)", "_GRID_BITS - 1)")
-    with planted(stddev, Edit("training.draws:Draws.noise", "release)", "release + 0)")):
+    with planted(stddev, Edit("training.step:Draws.noise", "release)", "release + 0)")):
         assert step.add_noise is sys.modules["sfumato.training.noise"].add_noise is not real[0]
-        assert draws.Draws.noise is not real[1]
-    assert (step.add_noise, draws.Draws.noise) == real and step.add_noise is add_noise
+        assert step.Draws.noise is not real[1]
+    assert (step.add_noise, step.Draws.noise) == real and step.add_noise is add_noise
 
 
 @pytest.mark.parametrize("before", ["no such text", "self"])
 def test_a_fault_whose_text_does_not_stand_in_the_code_once_is_an_error(before):
-    real = draws.Draws.noise
+    real = step.Draws.noise
     with (
         pytest.raises(ValueError, match="once"),
         planted(
-            Edit("training.draws:Draws.noise", "release)", "release + 0)"),
-            Edit("training.draws:Draws.noise", before, ""),
+            Edit("training.step:Draws.noise", "release)", "release + 0)"),
+            Edit("training.step:Draws.noise", before, ""),
         ),
     ):
         pass
-    assert draws.Draws.noise is real
+    assert step.Draws.noise is real

@@ -6,7 +6,7 @@ from scipy.stats import norm
 
 from sfumato.accounting import accountants
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.auditing import trade_off
+from sfumato.auditing import bounds
 
 DELTA = 1e-5
 WHOLE_BATCH = Mechanism(100, 100, 2.0, 3)  # a Gaussian mechanism, mu = sqrt(3) / 2
@@ -16,8 +16,8 @@ SAMPLED = Mechanism(100, 10, 1.5, 20)
 @pytest.mark.parametrize("false_positives", [1e-4, 0.01, 0.3, 0.9])
 def test_without_sampling_the_boundary_is_that_of_the_gaussian_mechanism(false_positives):
     best = norm.sf(norm.isf(false_positives) - np.sqrt(3) / 2)
-    assert not trade_off.refutes(WHOLE_BATCH, false_positives, best - 1e-3 * (1 - best))
-    assert trade_off.refutes(WHOLE_BATCH, false_positives, best + 1e-3 * (1 - best))
+    assert not bounds.refutes(WHOLE_BATCH, false_positives, best - 1e-3 * (1 - best))
+    assert bounds.refutes(WHOLE_BATCH, false_positives, best + 1e-3 * (1 - best))
 
 
 def test_no_attack_on_the_mechanism_is_refuted_and_one_on_less_noise_is():
@@ -29,9 +29,9 @@ def test_no_attack_on_the_mechanism_is_refuted_and_one_on_less_noise_is():
         without, drawn = norm.sf(thresholds / sigma), norm.sf((thresholds - 1) / sigma)
         return without, (1 - q) * without + q * drawn
 
-    assert not any(trade_off.refutes(one_step, *pair) for pair in zip(*rates(0.7), strict=True))
-    assert not any(trade_off.refutes(one_step, 1 - true, 1 - false) for false, true in zip(*rates(0.7), strict=True))
-    assert any(trade_off.refutes(one_step, *pair) for pair in zip(*rates(0.66), strict=True))
+    assert not any(bounds.refutes(one_step, *pair) for pair in zip(*rates(0.7), strict=True))
+    assert not any(bounds.refutes(one_step, 1 - true, 1 - false) for false, true in zip(*rates(0.7), strict=True))
+    assert any(bounds.refutes(one_step, *pair) for pair in zip(*rates(0.66), strict=True))
 
 
 @pytest.mark.parametrize("mechanism", [WHOLE_BATCH, SAMPLED])
@@ -39,8 +39,8 @@ def test_epsilon_is_above_the_claim_exactly_where_the_claim_is_refuted(mechanism
     claimed = accountants.epsilon(mechanism, DELTA).epsilon
     found = []
     for true_positives in (0.03, 0.1, 0.3):
-        epsilon = trade_off.epsilon(mechanism, DELTA, 0.02, true_positives)
-        assert (epsilon > claimed) == trade_off.refutes(mechanism, 0.02, true_positives)
+        epsilon = bounds.trade_off_epsilon(mechanism, DELTA, 0.02, true_positives)
+        assert (epsilon > claimed) == bounds.refutes(mechanism, 0.02, true_positives)
         found.append(epsilon)
     assert found == sorted(found) and found[0] < claimed < found[-1]
 
@@ -49,13 +49,13 @@ def test_epsilon_is_that_of_the_noise_that_the_rates_come_from():
     for sigma in (1.0, 2.0, 5.0):
         mu = np.sqrt(3) / sigma
         truth = accountants.epsilon(WHOLE_BATCH.replace(noise_multiplier=sigma), DELTA).epsilon
-        found = trade_off.epsilon(WHOLE_BATCH, DELTA, norm.sf(mu / 2), norm.sf(-mu / 2))
+        found = bounds.trade_off_epsilon(WHOLE_BATCH, DELTA, norm.sf(mu / 2), norm.sf(-mu / 2))
         assert 0.98 * truth < found <= truth
 
 
 def test_rates_that_any_noise_allows_show_nothing():
-    assert trade_off.epsilon(SAMPLED, DELTA, 0.3, 0.3) == 0
-    assert trade_off.epsilon(SAMPLED, DELTA, 0.3, 0.2) == 0
+    assert bounds.trade_off_epsilon(SAMPLED, DELTA, 0.3, 0.3) == 0
+    assert bounds.trade_off_epsilon(SAMPLED, DELTA, 0.3, 0.2) == 0
 
 
 @pytest.mark.parametrize("delta", [1e-15, 1e-20])
@@ -63,10 +63,10 @@ def test_where_pld_states_no_epsilon_none_is_shown(delta):
     """The Renyi accountant's is above the mechanism's own, so that the best attack on a sound one would show more."""
     one_step = Mechanism(4096, 2048, 1.7, 1)
     assert accountants.epsilon(one_step, delta).accountant == "rdp"
-    assert trade_off.epsilon(one_step, delta, 1e-4, 0.5) == -np.inf
-    assert trade_off.epsilon(one_step, delta, 0.3, 0.3) == -np.inf  # whatever the games show
+    assert bounds.trade_off_epsilon(one_step, delta, 1e-4, 0.5) == -np.inf
+    assert bounds.trade_off_epsilon(one_step, delta, 0.3, 0.3) == -np.inf  # whatever the games show
     whole_batch = one_step.replace(batch_size=4096)  # in closed form at every delta
-    assert trade_off.epsilon(whole_batch, delta, 1e-4, 0.5) > 0
+    assert bounds.trade_off_epsilon(whole_batch, delta, 1e-4, 0.5) > 0
 
 
 @pytest.mark.parametrize(
@@ -84,11 +84,11 @@ def test_where_pld_states_no_epsilon_none_is_shown(delta):
     ids=["pld states nothing of some amounts", "the first release decides", "more noise seems to spend more"],
 )
 def test_epsilon_is_above_the_claim_just_where_it_is_refuted_in_odd_cases_too(claim, delta, rates, is_refuted):
-    assert trade_off.refutes(claim, *rates) == is_refuted
-    assert (trade_off.epsilon(claim, delta, *rates) > accountants.epsilon(claim, delta).epsilon) == is_refuted
+    assert bounds.refutes(claim, *rates) == is_refuted
+    assert (bounds.trade_off_epsilon(claim, delta, *rates) > accountants.epsilon(claim, delta).epsilon) == is_refuted
 
 
 def test_rates_that_no_amount_of_noise_allows_refute_the_claim():
     """At next to no noise PLD states nothing, but at more it does."""
     claimed = Mechanism(1000, 10, 1.0, 1)
-    assert trade_off.epsilon(claimed, DELTA, 1e-3, 0.9) > 100 * accountants.epsilon(claimed, DELTA).epsilon
+    assert bounds.trade_off_epsilon(claimed, DELTA, 1e-3, 0.9) > 100 * accountants.epsilon(claimed, DELTA).epsilon

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from sfumato.clipping.func import clipped_sum
 from sfumato.clipping.stacked import Stacked, columns_of, max_pool
-from sfumato.models.lenet import LeNet, TanhCNN
+from sfumato.models.small import LeNet, TanhCNN
 from tests.clipping.problems import cross_entropy
 
 NETWORKS = {"LeNet": (LeNet, 12), "TanhCNN": (TanhCNN, 17)}

@@ -40,7 +40,7 @@ def test_svhn_is_read_with_the_digit_zero_in_its_place_and_a_damaged_file_refuse
     tuning = load(DataConfig(name="svhn", split="train"), tmp_path, quiet)
     assert (len(tuning.train), len(tuning.held_out), tuning.held_out_name) == (30, 10, "valid")
     (tmp_path / "test_32x32.mat").write_bytes((tmp_path / "test_32x32.mat").read_bytes()[:500])
-    refused("data set svhn in .* is damaged .Dataset not found", load, DataConfig(name="svhn"), tmp_path, quiet)
+    refused("data set svhn in .* is damaged: Dataset not found", load, DataConfig(name="svhn"), tmp_path, quiet)
 
 
 @pytest.fixture

@@ -19,8 +19,7 @@ from sfumato.data.catalogue import Facts
 from sfumato.data.examples import FeatureSet
 from sfumato.data.images import ImageSet
 from sfumato.data.views import People, Views
-from sfumato.evaluation.objective import Objective
-from sfumato.evaluation.scores import predict_logits
+from sfumato.evaluation.scores import Objective, predict_logits
 from sfumato.planning.resolve import resolve, resolve_without_privacy
 from sfumato.training.step import PrivateStep, Randomness
 from tests.data.conftest import refused

@@ -19,7 +19,7 @@ from sfumato.evaluation.calibration import (
     with_offsets,
 )
 from sfumato.evaluation.evaluators import Outcome, auroc_of_each, decision_on_two, reliability
-from sfumato.evaluation.objective import Objective
+from sfumato.evaluation.scores import Objective
 from sfumato.evaluation.trained import load
 from sfumato.run_folder.files import write_json
 from tests.evaluation.test_trained import write_run

@@ -6,8 +6,7 @@ import torch
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from sfumato.data.images import ImageSet
-from sfumato.evaluation.objective import Objective
-from sfumato.evaluation.scores import interval, judged_right, only_class, score, wilson
+from sfumato.evaluation.scores import Objective, interval, judged_right, only_class, score, wilson
 
 
 def test_scores_equal_scikit_learns():

@@ -7,7 +7,7 @@ from torch import nn
 from sfumato.clipping import findings
 from sfumato.errors import InputError
 from sfumato.models import build
-from sfumato.models.small_cnn import SmallCNN
+from sfumato.models.small import SmallCNN
 from sfumato.models.wide_resnet import WideResNet
 
 

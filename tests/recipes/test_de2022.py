@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from sfumato import config, recipes
+from sfumato.accounting.formats import epsilon_text
 from sfumato.accounting.rdp import epsilon_rdp
-from sfumato.accounting.rounding import epsilon_text
 from sfumato.config import ResolvedRecipe
 from sfumato.data.catalogue import NAMED, public_facts
 from sfumato.models.wide_resnet import WideResNet
 from sfumato.planning.resolve import resolve
-from sfumato.recipes.heading import read_heading
+from sfumato.recipes import read_heading
 from tests.accounting.tables import ROWS
 from tests.cli.test_cli import json_of, refused, settings
 

@@ -6,7 +6,7 @@ import pytest
 
 from sfumato import recipes
 from sfumato.data.catalogue import NAMED, missing
-from sfumato.recipes.heading import OWN, by_place, read_heading
+from sfumato.recipes import OWN, by_place, read_heading
 from tests.cli.test_cli import call, json_of
 
 

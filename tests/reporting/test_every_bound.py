@@ -10,14 +10,13 @@ import pytest
 
 import sfumato
 from sfumato import cli, config
-from sfumato.accounting import accountants, calibration, gaussian, rounding
+from sfumato.accounting import accountants, calibration, formats, gaussian
 from sfumato.accounting.accountants import Spent
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.cli import search
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
 from sfumato.planning.resolve import resolve
-from sfumato.reporting import formats
 from sfumato.searching import final_recipe as final
 from sfumato.searching.result import Best, Cost, Predicted, PrivateSearchResult, SearchResult, Selected
 from tests.searching.made_up_search import made_up_search
@@ -171,7 +170,7 @@ def test_what_refusals_say_that_is_spent(spent):
 
 
 def test_a_smaller_number_than_delta_is_never_named_in_its_place():
-    assert float(rounding.delta_text(DELTA)) == DELTA
+    assert float(formats.delta_text(DELTA)) == DELTA
     for delta in (DELTA, 1e-5, 7.777e-7, 3.14159e-3, 0.1, 1 / 3):
         times = int(formats.one_in(delta).removeprefix("1 in ").replace(",", ""))
         assert delta <= 1 / times <= delta * 1.011
@@ -182,7 +181,7 @@ NAMES = re.compile(r"(epsilon|delta|spent|least|target|nominal)", re.IGNORECASE)
 
 
 def test_no_text_formats_an_epsilon_or_a_delta_in_its_own_way():
-    """A format such as {epsilon:.4f} rounds to nearest: all go through `sfumato.accounting.rounding`."""
+    """A format such as {epsilon:.4f} rounds to nearest: all go through `sfumato.accounting.formats`."""
     for path in sorted(Path(sfumato.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FormattedValue) and node.format_spec is not None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfumato.accounting.rounding import lower_epsilon_text
-from sfumato.reporting import formats
+from sfumato.accounting import formats
+from sfumato.accounting.formats import lower_epsilon_text
 
 ROUNDINGS = [decimal.ROUND_FLOOR, decimal.ROUND_CEILING, decimal.ROUND_HALF_EVEN, decimal.ROUND_DOWN]
 

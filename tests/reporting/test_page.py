@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from sfumato.accounting import attacker as attacking
+from sfumato.accounting import formats
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
-from sfumato.reporting import formats
 from sfumato.reporting.page import write_report
 from tests.reporting import folders
 

@@ -24,10 +24,9 @@ from sfumato.run_folder import record
 from sfumato.run_folder.files import write_json
 from sfumato.run_folder.record import Result
 from sfumato.searching import private
-from sfumato.searching.draws import draw, expected_cost
-from sfumato.searching.private import paid_recipe, paid_search
+from sfumato.searching.private import draw, expected_cost, paid_recipe, paid_search
 from sfumato.searching.space import STEPS, Range, Space
-from sfumato.training.interrupt import Interrupted
+from sfumato.training.process import Interrupted
 from tests.reporting import folders
 from tests.searching.made_up_search import made_up_search
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sfumato.cli.figures import in_words
+from sfumato.cli.sweep import in_words
 from sfumato.errors import InputError
 from sfumato.studies.claims import Claim, judge
 from sfumato.studies.result import Cell, CellRun, Sweep

@@ -11,9 +11,8 @@ from sfumato.data.loading import load
 from sfumato.data.views import Views
 from sfumato.planning.resolve import resolve
 from sfumato.randomness import Streams, derived
-from sfumato.training.draws import Draws
 from sfumato.training.learner import Learner
-from sfumato.training.step import draw
+from sfumato.training.step import Draws, draw
 from tests.data.conftest import quiet, refused
 
 

@@ -9,7 +9,7 @@ import torch
 
 from sfumato.clipping.protocol import Speed
 from sfumato.data.views import Views
-from sfumato.evaluation.objective import Objective
+from sfumato.evaluation.scores import Objective
 from sfumato.run_folder import ledger
 from sfumato.training.step import OrdinaryStep, Randomness
 from tests.training import faults

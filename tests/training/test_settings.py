@@ -79,7 +79,7 @@ def test_what_would_change_a_run_is_refused_in_one_line(tmp_path, name):
 
 FAULTS = """
 import resource, torch
-from sfumato.training.allocator import keep_freed_memory
+from sfumato.training.process import keep_freed_memory
 
 keep_freed_memory()
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from sfumato.accounting import rounding
+from sfumato.accounting import formats
 from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.gaussian import mu_gaussian
 from sfumato.accounting.mechanism import Accountant, Mechanism
@@ -110,10 +110,10 @@ def solve(
     start = _guess(candidates, at(candidates.low), spent, target_epsilon, delta, tries)
     found = _search(lambda n: spent(n) <= target_epsilon, candidates.low, candidates.high, start, candidates.gap)
     if found is None:
-        least, (what, remedy) = rounding.epsilon_text(spent(candidates.low)), candidates.least
+        least, (what, remedy) = formats.epsilon_text(spent(candidates.low)), candidates.least
         raise InputError(
-            f"even {what} spends epsilon {least}, more than {rounding.epsilon_text(target_epsilon)}, at delta "
-            f"{rounding.delta_text(delta)}. {remedy}, or ask for epsilon {least} or more."
+            f"even {what} spends epsilon {least}, more than {formats.epsilon_text(target_epsilon)}, at delta "
+            f"{formats.delta_text(delta)}. {remedy}, or ask for epsilon {least} or more."
         )
     assert spent(found) <= target_epsilon
     return at(found)

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterable
 
+from sfumato.accounting.formats import delta_text
 from sfumato.accounting.mechanism import Mechanism, Part
-from sfumato.accounting.rounding import delta_text
 from sfumato.errors import InputError
 
 # Beyond, what the root is searched by is lost to rounding, and Chernoff's bound is as good as

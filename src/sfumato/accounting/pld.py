@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sfumato.accounting import rounding
+from sfumato.accounting import formats
 from sfumato.accounting.gaussian import epsilon_gaussian, mu_of
 from sfumato.accounting.mechanism import Part
 
@@ -89,7 +89,7 @@ def epsilon_pld(parts: Sequence[Part], delta: float, images: int = 1) -> Tight:
     if noise > delta / 20:
         return Tight(
             None,
-            f"delta = {rounding.delta_text(delta)} is too near the rounding error of PLD's "
+            f"delta = {formats.delta_text(delta)} is too near the rounding error of PLD's "
             f"arithmetic over {sum(part[2] for part in parts)} steps.",
         )
     cost = Cost.together(parts, images)

@@ -10,7 +10,7 @@ import numpy as np
 
 from sfumato.accounting import calibration
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.errors import InputError
+from sfumato.errors import InputError, refusing
 
 Keep = Callable[[np.ndarray, np.ndarray], None]
 """Is given scores and membership of every game."""
@@ -61,7 +61,10 @@ def read_scores(path: Path) -> tuple[list[float], list[int]]:
         InputError: If the file cannot be read, is larger than 256 MiB, lacks a column, or a line does not fit.
     """
     scores, members = [], []
-    try:
+    with (
+        refusing(f"{path} is no CSV file in UTF-8", "Save it as one.", UnicodeDecodeError, csv.Error),
+        refusing(f"{path} cannot be read", "Name a CSV file.", OSError),
+    ):
         if path.stat().st_size > _MOST_BYTES:
             raise InputError(f"{path} has more than {_MOST_BYTES:,} bytes. Leave the columns score and member alone.")
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -81,8 +84,4 @@ def read_scores(path: Path) -> tuple[list[float], list[int]]:
                         f"{path}, line {rows.line_num}: {','.join(cells)[:80]!r} does not fit. Each line needs "
                         f"{len(names)} cells: a number as score, as member 1 where the example took part, else 0."
                     ) from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}. Name a CSV file.") from None
-    except (UnicodeDecodeError, csv.Error):
-        raise InputError(f"{path} is no CSV file in UTF-8. Save it as one.") from None
     return scores, members

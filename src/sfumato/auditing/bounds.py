@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from sfumato.accounting import rounding
+from sfumato.accounting import accountants, formats
+from sfumato.accounting.attacker import true_positive_rates
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.auditing import trade_off
 from sfumato.auditing.arguments import require_levels
 from sfumato.auditing.rates import (
     gaussian_epsilon,
@@ -25,7 +25,7 @@ from sfumato.auditing.rates import (
     upper_rate,
 )
 from sfumato.auditing.record import AuditResult, Bound, BoundName
-from sfumato.errors import InputError
+from sfumato.errors import InputError, refusing
 
 SHARE = 0.2
 """Of the games of each side, those that choose thresholds. No bound uses them."""
@@ -109,30 +109,13 @@ def audit_scores(
     candidates = _thresholds(chooses)
     for_ratio = float(candidates[np.argmax(log_ratio(*chooses.rates(candidates, error), delta=delta))])
     for_mu = float(candidates[np.argmax(gaussian_mu(*chooses.rates(candidates, error * _CAREFUL)))])
-
-    def bound(name: BoundName, assumption: str, threshold: float, of: Callable[[float, float], float]) -> Bound:
-        count_false, count_true = used.counts(threshold)
-        low_rate, high_rate = used.rates(threshold, error)
-        epsilon = of(float(low_rate), float(high_rate))
-        return Bound(
-            name=name,
-            epsilon=None if epsilon == -math.inf else max(0.0, epsilon),
-            assumption=assumption,
-            threshold=threshold,
-            false_positives=int(count_false),
-            true_positives=int(count_true),
-            num_non_members=len(used.non_members),
-            num_members=len(used.members),
-            false_positive_rate=float(low_rate),
-            true_positive_rate=float(high_rate),
-        )
-
+    bound = functools.partial(_bound, used, error)
     found = [
         bound("clopper-pearson", "none", for_ratio, lambda fpr, tpr: float(log_ratio(fpr, tpr, delta))),
         bound("gaussian", _IS_GAUSSIAN, for_mu, lambda fpr, tpr: gaussian_epsilon(float(gaussian_mu(fpr, tpr)), delta)),
     ]
     if mechanism is not None:
-        found.append(bound("trade-off", _IS_OF_FAMILY, for_mu, functools.partial(trade_off.epsilon, mechanism, delta)))
+        found.append(bound("trade-off", _IS_OF_FAMILY, for_mu, functools.partial(trade_off_epsilon, mechanism, delta)))
         found = [each for each in found if each.name != "trade-off" or each.epsilon is not None]  # PLD states one
     # A Gaussian mechanism is an assumption about the mechanism, so its bound refutes no claim.
     shown = max(each.epsilon or 0.0 for each in found if each.name != "gaussian")
@@ -144,6 +127,27 @@ def audit_scores(
         power=power(len(used.members), len(used.non_members), confidence, delta, nominal_epsilon, SHARE),
         split_seed=split_seed,
         **stated(inside, outside, delta, confidence, nominal_epsilon, shown),
+    )
+
+
+def _bound(
+    used: Games, error: float, name: BoundName, assumption: str, threshold: float, of: Callable[[float, float], float]
+) -> Bound:
+    """What the rates at one threshold show of epsilon."""
+    (count_false, count_true), rates = used.counts(threshold), used.rates(threshold, error)
+    false_positives, true_positives = (float(rate) for rate in rates)
+    epsilon = of(false_positives, true_positives)
+    return Bound(
+        name=name,
+        epsilon=None if epsilon == -math.inf else max(0.0, epsilon),
+        assumption=assumption,
+        threshold=threshold,
+        false_positives=int(count_false),
+        true_positives=int(count_true),
+        num_non_members=len(used.non_members),
+        num_members=len(used.members),
+        false_positive_rate=false_positives,
+        true_positive_rate=true_positives,
     )
 
 
@@ -164,7 +168,7 @@ def require_enough(num_members: int, num_non_members: int, confidence: float, de
     )
     raise InputError(
         f"{num_members:,} games with the example and {num_non_members:,} without are too few for confidence "
-        f"{confidence:.12g} at delta {rounding.delta_text(delta)}: an attack that is never wrong would show nothing. "
+        f"{confidence:.12g} at delta {formats.delta_text(delta)}: an attack that is never wrong would show nothing. "
         f"{remedy}."
     )
 
@@ -189,10 +193,9 @@ def sides(scores: Any, members: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def as_numbers(given: Any) -> np.ndarray:
     """In float64. Raises InputError where it has something else."""
-    try:
+    what = "scores and members must be numbers, one of each for every game"
+    with refusing(what, "Give lists or arrays.", TypeError, ValueError, OverflowError):
         return np.asarray(given, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError):
-        raise InputError("scores and members must be numbers, one of each for every game: lists or arrays.") from None
 
 
 def _num_chosen(count: int) -> int:
@@ -235,3 +238,61 @@ def _advantage(chooses: Games, used: Games, candidates: np.ndarray) -> float:
         return true_positives / len(games.members) - false_positives / len(games.non_members)
 
     return float(at(used, candidates[np.argmax(at(chooses, candidates))]))
+
+
+_STEP = 1.005
+"""Between the amounts of noise that are tried, as a factor."""
+_LEAST_NOISE = 0.01
+"""That is tried: one step with less spends thousands, and PLD states little of it."""
+_MOST_NOISE = 2.0**20
+"""That is tried, in units of what is claimed."""
+_MORE = (1.0, 1.1, 1.4, 2.0, 4.0)
+"""How much more noise than is refuted may have an epsilon by PLD where that amount has none."""
+
+
+def trade_off_epsilon(mechanism: Mechanism, delta: float, false_positives: float, true_positives: float) -> float:
+    """The certificate's epsilon at the most noise that two rates leave possible; 0 where every amount
+    of noise is possible.
+
+    Only the noise may differ from what is claimed. It is above the epsilon of the claimed mechanism exactly where the
+    rates break its trade-off, as PLD states it. PLD's epsilon is at most about 2 % above the mechanism's own, mostly
+    far closer. Minus infinity where PLD states none of the claimed mechanism, whatever the rates: another accountant's
+    may be further above.
+
+    Args:
+        false_positives: Upper bound on the rate.
+        true_positives: Lower bound on the rate.
+    """
+    claimed = accountants.epsilon(mechanism, delta)
+    if claimed.note:
+        return -math.inf
+    if true_positives <= false_positives:
+        return 0.0
+    if mechanism.num_steps == 0:  # a first release is all
+        mechanism = mechanism.replace(noise_multiplier=1.0)
+
+    def noisy(power: int) -> Mechanism:
+        return mechanism.replace(noise_multiplier=mechanism.noise_multiplier * _STEP**power)
+
+    def is_refuted(power: int) -> bool:
+        return refutes(noisy(power), false_positives, true_positives)
+
+    # The more noise, the smaller the rates that it allows: the least amount that is refuted is looked for.
+    is_claim_refuted = is_refuted(0)
+    least = math.ceil(math.log(_LEAST_NOISE / mechanism.noise_multiplier, _STEP))
+    powers = range(least, 0) if is_claim_refuted else range(1, math.ceil(math.log(_MOST_NOISE, _STEP)))
+    found = bisect.bisect_left(powers, True, key=is_refuted)
+    if found == len(powers) and not is_claim_refuted:
+        return 0.0
+    refuted = powers[found] if found < len(powers) else 0
+    # More noise spends less, so where PLD states nothing of that amount, what it states of more is a lower bound, too.
+    spent = (accountants.epsilon(noisy(refuted + round(math.log(more, _STEP))), delta) for more in _MORE)
+    shown = next((each.epsilon for each in spent if not each.note), 0.0)
+    if is_claim_refuted:
+        return max(shown, math.nextafter(claimed.epsilon, math.inf))
+    return min(shown, claimed.epsilon)
+
+
+def refutes(mechanism: Mechanism, false_positives: float, true_positives: float) -> bool:
+    """Whether no attack on the mechanism has such rates, or better ones."""
+    return true_positives > float(true_positive_rates(mechanism, [false_positives])[0])

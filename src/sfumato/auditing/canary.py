@@ -30,10 +30,10 @@ from sfumato.clipping import GradFn, clipped_grad
 from sfumato.data.images import ImageSet
 from sfumato.data.views import Views
 from sfumato.errors import InputError
+from sfumato.json_record import pick
 from sfumato.randomness import Streams
 from sfumato.run_folder.ledger import Ledger, new_run_line
-from sfumato.training.draws import Draws
-from sfumato.training.step import PrivateStep
+from sfumato.training.step import Draws, PrivateStep
 
 SIDE = 64
 """Of a canary's image, in pixels. One weight belongs to each pixel, and noise is drawn in blocks of as
@@ -101,9 +101,7 @@ def audit_canary(
     return CanaryResult(
         **{**dict(found), "audit": "canary"},
         target_epsilon=epsilon,
-        noise_multiplier=sigma,
-        sampling_prob=mechanism.sampling_prob,
-        num_steps=num_steps,
+        **pick(mechanism, "noise_multiplier", "sampling_prob", "num_steps"),
         num_runs=num_runs,
         games_per_run=num_canaries,
         seconds=time.perf_counter() - started,

@@ -26,9 +26,10 @@ from sfumato.auditing.record import MembershipResult, Winner
 from sfumato.auditing.toy_task import ToyTask
 from sfumato.data.sampling import poisson_batch
 from sfumato.errors import InputError
-from sfumato.models.lenet import LeNet
+from sfumato.json_record import pick
+from sfumato.models.small import LeNet
 from sfumato.randomness import derived, digest, key_from_seed, new_key
-from sfumato.training.allocator import keep_freed_memory
+from sfumato.training.process import keep_freed_memory
 
 _CHUNK = 8
 """Models a side that are trained, and kept, together."""
@@ -155,13 +156,10 @@ class Audit:
             **{**dict(found), "audit": "membership"},
             target_epsilon=self.epsilon,
             num_examples=len(self.task.images),
-            fixed_batches=self.fixed_batches,
-            augmult=self.augmult,
-            batch_size=mechanism.batch_size,
-            noise_multiplier=mechanism.noise_multiplier,
+            **pick(self, "fixed_batches", "augmult", "num_models"),
+            **pick(mechanism, "batch_size", "noise_multiplier"),
             num_claimed_steps=claim.num_steps,
             winner=Winner(**vars(setting), distance=distance),
-            num_models=self.num_models,
             num_choosing_models=num_choosing,
             seconds=time.perf_counter() - started,
             models_per_second=num_trained / seconds if num_trained else None,

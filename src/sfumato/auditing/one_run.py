@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sfumato.accounting import rounding
+from sfumato.accounting import formats
 from sfumato.accounting.gaussian import mu_gaussian
 from sfumato.auditing.arguments import require_levels
 from sfumato.auditing.bounds import as_numbers, sides
@@ -68,7 +68,7 @@ def audit_guesses(
         if enough := _needed(0.0, delta, error):
             remedy = f"Train with {enough:,} (audit.canaries), or claim"
         raise InputError(
-            f"{count:,} canaries at delta {rounding.delta_text(delta)} and confidence {confidence:.12g}: an attack "
+            f"{count:,} canaries at delta {formats.delta_text(delta)} and confidence {confidence:.12g}: an attack "
             f"that is never wrong would show nothing. {remedy} a smaller delta, or ask for less confidence."
         )
     half = num_guesses(count) // 2

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from sfumato.accounting import formats
 from sfumato.accounting.attacker import true_positive_rates
+from sfumato.accounting.formats import lower_epsilon_text
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.accounting.rounding import lower_epsilon_text
 from sfumato.auditing.bounds import as_numbers
 from sfumato.auditing.record import AuditResult, CanaryResult, MembershipResult
-from sfumato.errors import InputError
-from sfumato.reporting import formats
 from sfumato.reporting.attack import histograms, rates_chart
 from sfumato.reporting.html import (
     Html,
@@ -36,14 +35,6 @@ _TAIL = 0.001
 """Of the scores at either end, drawn in the last bin."""
 _LARGEST = 1e100
 """Scores beyond are infinite to the eye, and in no bar."""
-
-
-def require_page(path: Path) -> None:
-    """Raises InputError where no page could be written, before an audit takes its time."""
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise InputError(f"--page writes HTML, not {path.name!r}. Give a name that ends in .html.")
-    if path.is_dir() or not path.parent.is_dir():
-        raise InputError(f"{path} is a folder, or there is no folder {path.parent}. Make it, or name another.")
 
 
 def write_page(path: Path, found: AuditResult, scores: Any, members: Any) -> None:

@@ -14,8 +14,9 @@ from sfumato.errors import InputError
 from sfumato.evaluation import trained
 from sfumato.evaluation.scores import predict_logits
 from sfumato.evaluation.trained import Trained
+from sfumato.json_record import pick
 from sfumato.reporting.page import write_report
-from sfumato.run_folder import coins, record
+from sfumato.run_folder import launch, record
 from sfumato.run_folder.record import Certificate, OneRunClaim
 from sfumato.run_folder.verification import verify_run
 
@@ -44,14 +45,9 @@ def audit_one_run(run: Path | str, *, confidence: float = 0.95, trust: Collectio
     assert claim.epsilon is not None and claim.delta is not None
     require_levels(claim.delta, confidence, claim.epsilon)
     count = claim.public_inputs.num_canaries
-    took_part = coins.read(folder, claim.run_id, count)
-    found = audit_guesses(
-        scores(trained.load(folder, trust), count),
-        took_part,
-        delta=claim.delta,
-        confidence=confidence,
-        nominal_epsilon=claim.epsilon,
-    )
+    took_part = launch.read_coins(folder, claim.run_id, count)
+    levels = {"delta": claim.delta, "confidence": confidence, "nominal_epsilon": claim.epsilon}
+    found = audit_guesses(scores(trained.load(folder, trust), count), took_part, **levels)
     record.write(folder / record.CERTIFICATE_FILE, claim.model_copy(update={"audit": _as_claimed(found)}))
     write_report(folder)
     return found
@@ -84,14 +80,10 @@ def _claim(folder: Path) -> Certificate:
 def _as_claimed(found: OneRunResult) -> OneRunClaim:
     (bound,) = found.bounds
     return OneRunClaim(
-        epsilon_lower_bound=found.epsilon_lower_bound,
         bound="guesses of coins (Steinke, Nasr, Jagielski 2023, Theorem 5.2)",
-        confidence=found.confidence,
-        delta=found.delta,
         num_canaries=found.num_games,
-        num_guesses=bound.num_guesses,
-        num_right=bound.num_right,
         perfect=found.power.perfect,
         violated=bool(found.violated),
-        scores=found.scores,
+        **pick(found, "epsilon_lower_bound", "confidence", "delta", "scores"),
+        **pick(bound, "num_guesses", "num_right"),
     )

@@ -19,7 +19,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a name that the console's encoding lacks is spelled out
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    from sfumato.training.interrupt import stop
+    from sfumato.training.process import stop
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, stop)

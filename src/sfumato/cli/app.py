@@ -5,21 +5,7 @@ from typing import Annotated
 import typer
 
 from sfumato import __version__
-from sfumato.cli import (
-    audit,
-    check,
-    evaluate,
-    figures,
-    files,
-    options,
-    output,
-    plan,
-    recipes,
-    search,
-    simulate,
-    sweep,
-    train,
-)
+from sfumato.cli import audit, check, evaluate, files, options, output, plan, recipes, search, simulate, sweep, train
 
 app = typer.Typer(
     name="sfumato",
@@ -36,7 +22,7 @@ options.add(app, files.norms, files.schema)
 shipped = typer.Typer(help="The recipes that are shipped: list, show NAME, verify.", no_args_is_help=True)
 options.add(shipped, recipes.list_, recipes.show, recipes.verify)
 papers = typer.Typer(help="The papers' figures and tables, planned or run.", no_args_is_help=True)
-options.add(papers, figures.list_, figures.run)
+options.add(papers, sweep.list_, sweep.run)
 attacks = typer.Typer(
     help="Lower bounds on epsilon from attacks: bounds (from your own scores), canary (on the product's own step), "
     "membership (on many models), one-run (on a run that was trained with canaries).",

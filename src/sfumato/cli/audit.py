@@ -95,22 +95,11 @@ def membership(
     """
     from sfumato.auditing.membership import audit_membership
 
-    _run(
-        audit_membership,
-        page,
-        json_,
-        kept=None if output_ is None else "what is trained is kept",
-        epsilon=epsilon,
-        num_models=num_models,
-        num_examples=num_examples,
-        delta=delta,
-        data_root=data_root,
-        fixed_batches=fixed_batches,
-        augmult=augmult,
-        num_steps=num_steps,
-        confidence=confidence,
-        output=output_,
-    )
+    kept = None if output_ is None else "what is trained is kept"
+    claim = {"epsilon": epsilon, "delta": delta, "confidence": confidence}
+    numbers: dict[str, Any] = {"num_models": num_models, "num_examples": num_examples, "num_steps": num_steps}
+    numbers |= {"data_root": data_root, "output": output_, "fixed_batches": fixed_batches, "augmult": augmult}
+    _run(audit_membership, page, json_, kept, **claim, **numbers)
 
 
 def one_run(run: Path, *, confidence: float = 0.95, trust: options.Trust = None, json_: bool = False) -> None:
@@ -128,9 +117,9 @@ def _run(
 ) -> None:
     """Runs an audit, prints what it found, and draws its page."""
     if page is not None:
-        from sfumato.auditing.page import require_page
+        from sfumato.run_folder.files import refuse_drawing
 
-        require_page(page)
+        refuse_drawing(page, "--page", (".html", ".htm"))
     games: list[Any] = []  # scores and members
     with output.interruptible(kept=kept or "nothing is kept, so it begins anew"):
         found = audit(report=output.note, keep=lambda *given: games.extend(given), **numbers)
@@ -143,7 +132,7 @@ def _run(
 
 
 def _show(found: "AuditResult | OneRunResult") -> None:
-    from sfumato.accounting.rounding import delta_text, epsilon_text, lower_epsilon_text
+    from sfumato.accounting.formats import delta_text, epsilon_text, lower_epsilon_text
     from sfumato.auditing.record import GuessBound, Power
 
     _say_what_ran(found)
@@ -177,7 +166,7 @@ def _show(found: "AuditResult | OneRunResult") -> None:
 
 
 def _say_what_ran(found: "AuditResult | OneRunResult") -> None:
-    from sfumato.accounting.rounding import epsilon_text
+    from sfumato.accounting.formats import epsilon_text
     from sfumato.auditing.record import CanaryResult, MembershipResult
 
     if isinstance(found, CanaryResult):

@@ -4,7 +4,7 @@ import csv
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -41,22 +41,14 @@ def evaluate(
         by: A column of the folder's table: accuracy of each of its values.
         plot: Draws how often it is right against how sure it says it is (.svg, .png or .pdf).
     """
-    from sfumato.evaluation.evaluate import draw_reliability, require_plot
+    from sfumato.evaluation.evaluate import FORMATS, draw_reliability
     from sfumato.evaluation.evaluate import evaluate as score_run
+    from sfumato.run_folder.files import refuse_drawing
 
     if plot is not None:
-        require_plot(plot)
-    found = score_run(
-        run,
-        folder,
-        data_root=data_root,
-        test_views=test_views,
-        specificity=specificity,
-        prevalence=prevalence,
-        by=by,
-        trust=trust or (),
-        report=output.note,
-    )
+        refuse_drawing(plot, "--plot", FORMATS)
+    how: dict[str, Any] = {"test_views": test_views, "specificity": specificity, "prevalence": prevalence, "by": by}
+    found = score_run(run, folder, data_root=data_root, trust=trust or (), report=output.note, **how)
     output.answer(found, json_, lambda found: _show(found, specificity))
     if plot is not None:  # last: what was computed is told by now
         draw_reliability(found, plot)
@@ -206,16 +198,8 @@ def calibrate(
     from sfumato.evaluation.evaluate import calibrate as fit
     from sfumato.reporting.page import write_report
 
-    found = fit(
-        run,
-        folder,
-        positive=positive,
-        sensitivity=sensitivity,
-        specificity=specificity,
-        data_root=data_root,
-        trust=trust or (),
-        report=output.note,
-    )
+    aim: dict[str, Any] = {"positive": positive, "sensitivity": sensitivity, "specificity": specificity}
+    found = fit(run, folder, data_root=data_root, trust=trust or (), report=output.note, **aim)
     write_report(run)
     output.answer(found, json_, lambda found: _show_calibration(found, run))
 

@@ -8,6 +8,10 @@ from sfumato.errors import InputError
 
 if TYPE_CHECKING:
     from sfumato.data.store import Entry
+import pydantic
+
+from sfumato.run_folder.ledger import Line
+from sfumato.run_folder.record import Certificate, LoopCertificate, Metrics, PrivateMetrics, Result
 
 
 def norms(run: Path, *, plot: Path | None = None, json_: bool = False) -> None:
@@ -47,7 +51,7 @@ def schema(name: str) -> None:
             one-run-audit.
     """
     from sfumato.auditing.record import AuditResult, CanaryResult, MembershipResult, OneRunResult
-    from sfumato.run_folder.schemas import SCHEMAS, schema_of
+    from sfumato.cli.files import SCHEMAS, schema_of
     from sfumato.searching.result import SearchResult
 
     audits = {"audit": AuditResult, "canary-audit": CanaryResult, "membership-audit": MembershipResult}
@@ -82,3 +86,24 @@ def _show_kept(found: "list[Entry]", last: str | None, json_: bool) -> None:
         output.say(f"{entry.kind:<9}{entry.num_bytes / 1e6:>10.1f} MB  {entry.root or '-'}  ({entry.folder})")
     if last is not None:
         output.say(last)
+
+
+SCHEMAS: dict[str, Any] = {
+    "certificate": Certificate,
+    "loop-certificate": LoopCertificate,
+    "result": Result,
+    "metrics": Metrics,
+    "private-metrics": PrivateMetrics,
+    "ledger": Line,
+}
+"""By name: privacy.json (of a run, of a loop of one's own), result.json, and a line of metrics.jsonl,
+metrics_private.jsonl and ledger.jsonl.
+"""
+
+
+def schema_of(kind: Any) -> dict[str, Any]:
+    """The JSON schema (draft 2020-12) of a type such as those of `SCHEMAS`."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **pydantic.TypeAdapter(kind).json_schema(mode="serialization"),
+    }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sfumato.reporting.formats import note, plain
+from sfumato.accounting.formats import note, plain
 
 if TYPE_CHECKING:
     from sfumato.json_record import Record
@@ -58,9 +58,7 @@ def print_augtest(views: int, vote: float | None, mean: float | None) -> None:
 
 @contextlib.contextmanager
 def interruptible(
-    *more: str,
-    kept: str = "what was finished is kept",
-    command: Sequence[str] | None = None,
+    *more: str, kept: str = "what was finished is kept", command: Sequence[str] | None = None
 ) -> Iterator[None]:
     """Ends the command with status 1 where SIGINT or SIGTERM interrupt the block, and says how to go on.
 
@@ -69,7 +67,7 @@ def interruptible(
         kept: What is.
         command: Goes on with a run that was interrupted after a checkpoint; None: the same command does.
     """
-    from sfumato.training.interrupt import Interrupted, stop_on_sigterm
+    from sfumato.training.process import Interrupted, stop_on_sigterm
 
     try:
         with contextlib.nullcontext() if command is not None else stop_on_sigterm():

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sfumato.accounting import formats
 from sfumato.accounting.mechanism import Accountant
 from sfumato.cli import output
-from sfumato.errors import InputError
-from sfumato.reporting import formats
+from sfumato.errors import InputError, refusing
+from sfumato.json_record import pick
 
 if TYPE_CHECKING:
     from sfumato.scaling.equal_noise import Price
@@ -73,14 +74,8 @@ def plan(
     from sfumato.scaling.plan import plan as solve
 
     targets, beside = _targets(epsilon), _OfRecipe()
-    numbers: dict[str, Any] = {
-        "num_examples": num_examples,
-        "delta": delta,
-        "batch_size": batch_size,
-        "num_steps": num_steps,
-        "noise_multiplier": noise_multiplier,
-        "images_per_person": images_per_person,
-    }
+    numbers: dict[str, Any] = {"num_examples": num_examples, "delta": delta, "images_per_person": images_per_person}
+    numbers |= {"batch_size": batch_size, "num_steps": num_steps, "noise_multiplier": noise_multiplier}
     if len(targets) > 1 and (recipe or table or plot or more_data or throughput or devices != 1):
         raise InputError(
             "several epsilons are planned with --num-examples, without --recipe, --table, --plot, --more-data, "
@@ -140,10 +135,8 @@ def _more(
 
 
 def _targets(text: str | None) -> list[float]:
-    try:
+    with refusing("--epsilon takes a number, or several with commas between them", "Correct it.", ValueError):
         return [] if text is None else [float(part) for part in text.split(",")]
-    except ValueError:
-        raise InputError(f"--epsilon takes a number, or several with commas between them, not {text!r}.") from None
 
 
 def _show_several(plans: "list[Plan]", json_: bool) -> None:
@@ -185,15 +178,10 @@ def _numbers_of(recipe: str) -> tuple[dict[str, Any], _OfRecipe]:
         )
     plan = resolve(parsed, known, cut_to_target=False)
     refuse_other_than_updates(plan.recipe.model, "plan")
-    sizes = {
-        "batch_size": training.batch_size,
-        "num_steps": training.num_steps,
-        "noise_multiplier": privacy.noise_multiplier,
-    }
+    sizes = pick(training, "batch_size", "num_steps") | pick(privacy, "noise_multiplier")
     numbers = sizes | {
         "num_examples": known.num_examples,
-        "delta": privacy.delta,
-        "accountant": privacy.accountant,
+        **pick(privacy, "delta", "accountant"),
         "epsilon": None if None not in sizes.values() else privacy.target_epsilon,  # what all printed numbers spend
         "images_per_person": privacy.max_images_per_person if privacy.unit == "person" else None,
     }

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from sfumato import config, recipes
+from sfumato.accounting import formats
 from sfumato.accounting.mechanism import Accountant
 from sfumato.cli import output
 from sfumato.errors import InputError
-from sfumato.reporting import formats
 
 _LARGE_NETWORKS = ("wide_resnet", "nf_resnet")
 """Networks whose recipes take days on a CPU."""
@@ -18,7 +18,7 @@ def list_(*, data_root: Path | None = None, json_: bool = False) -> None:
     """Names every recipe by paper and table: its nominal epsilon, the paper's accuracy and ours where it was
     measured, and what it needs that is not here.
     """
-    from sfumato.recipes.heading import by_place
+    from sfumato.recipes import by_place
 
     rows = [describe(name) | {"needs": _needs(name, data_root)} for name in recipes.names()]
     rows.sort(key=lambda row: by_place(row["group"]))
@@ -74,7 +74,7 @@ def _show_verified(facts: dict[str, Any]) -> None:
 
 def describe(name: str) -> dict[str, Any]:
     """Name, source, group, the accuracies that its comment states, and nominal epsilon."""
-    from sfumato.recipes.heading import read_heading
+    from sfumato.recipes import read_heading
 
     privacy = _parsed(name).privacy
     heading = vars(read_heading(recipes.find(name).read_text(encoding="utf-8")))

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sfumato.accounting import formats
 from sfumato.cli import options, output
 from sfumato.cli.train import asked, trust_options
 from sfumato.errors import InputError
-from sfumato.reporting import formats
 
 if TYPE_CHECKING:
     from sfumato.searching.result import PrivateSearchResult, SearchResult
@@ -57,14 +57,8 @@ def search(
         output_: Default: runs/<recipe>-search, or -paid-search; the same again goes on.
     """
     name, parsed, trusted = asked(recipe, {"target_epsilon": epsilon, "delta": delta}, set_, data_root, trust)
-    given: dict[str, Any] = {
-        "sampler": sampler,
-        "prune": prune,
-        "storage": storage,
-        "worker": worker,
-        "batch_size": batch_size,
-        "seeds": seeds,
-    }
+    given: dict[str, Any] = {"sampler": sampler, "prune": prune, "storage": storage, "worker": worker}
+    given |= {"batch_size": batch_size, "seeds": seeds}
     _refuse(trials, paid, score_noise, given)
 
     from sfumato.searching.options import SearchOptions
@@ -72,20 +66,9 @@ def search(
     from sfumato.searching.search import search_by
 
     given |= {"sampler": sampler or "greedy", "seeds": options.parse_seeds(seeds or "0,1,2")}
-    wanted = SearchOptions(
-        parsed,
-        trials,
-        output_ or Path("runs") / f"{name.replace('/', '-')}-{'paid-search' if paid else 'search'}",
-        name=name,
-        space=space,
-        data=data,
-        score_noise=score_noise,
-        data_root=data_root,
-        device=device,
-        trust=trusted,
-        report=output.note,
-        **given,
-    )
+    given |= {"space": space, "data": data, "score_noise": score_noise, "data_root": data_root, "device": device}
+    folder = output_ or Path("runs") / f"{name.replace('/', '-')}-{'paid-search' if paid else 'search'}"
+    wanted = SearchOptions(parsed, trials, folder, name=name, trust=trusted, report=output.note, **given)
     with output.interruptible():
         found = private_search(wanted) if paid else search_by(wanted)
     root = ["--data-root", parsed.data.path] if parsed.data.path is not None else []  # in no recipe, which is shared

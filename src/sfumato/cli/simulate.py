@@ -51,11 +51,7 @@ def _show_simulation(result: Any) -> None:
 
 
 def scaling_law(
-    runs: list[Path],
-    *,
-    predict_batch_size: list[int] | None = None,
-    plot: Path | None = None,
-    json_: bool = False,
+    runs: list[Path], *, predict_batch_size: list[int] | None = None, plot: Path | None = None, json_: bool = False
 ) -> None:
     """Fits accuracy against batch size, and extrapolates to the batch that nobody has paid for yet.
 

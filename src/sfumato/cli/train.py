@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sfumato import config, recipes
+from sfumato.accounting import formats
 from sfumato.accounting.mechanism import Accountant
 from sfumato.cli import options, output
 from sfumato.errors import InputError
-from sfumato.reporting import formats
 from sfumato.run_folder.ledger import MOST_LOST
 
 if TYPE_CHECKING:
@@ -58,12 +58,8 @@ def train(
     """
     if epsilon is not None and epsilon_per_person is not None:
         raise InputError("--epsilon is for each image, --epsilon-per-person for each person. Give one of them.")
-    privacy: dict[str, Any] = {
-        "target_epsilon": epsilon,
-        "max_images_per_person": images_per_person,
-        "delta": delta,
-        "accountant": accountant,
-    }
+    privacy: dict[str, Any] = {"target_epsilon": epsilon, "delta": delta, "accountant": accountant}
+    privacy["max_images_per_person"] = images_per_person
     if epsilon_per_person is not None:
         privacy |= {"target_epsilon": epsilon_per_person, "unit": "person"}
     name, parsed, trusted = asked(recipe, privacy, set_, data_root, trust, calibrate_)
@@ -139,11 +135,8 @@ def _repeat(
     if not guarantee.holds or found.epsilon_together is None:
         output.say(f"not private: {guarantee.why_not_private}")
         return
-    one, all_, delta = (
-        formats.epsilon_text(guarantee.epsilon),
-        formats.epsilon_text(found.epsilon_together),
-        formats.delta_text(guarantee.delta),
-    )
+    one, all_ = map(formats.epsilon_text, (guarantee.epsilon, found.epsilon_together))
+    delta = formats.delta_text(guarantee.delta)
     output.say(
         f"epsilon {one} of one run; {all_} of all {len(found.runs)} together, at delta {delta} for {guarantee.unit}"
     )
@@ -217,7 +210,7 @@ def _show_plan(
     parsed: config.Recipe, data_root: Path | None, device: str, non_private: bool, trust: list[str], json_: bool
 ) -> None:
     from sfumato.data import loading as datasets
-    from sfumato.json_record import finite
+    from sfumato.json_record import finite, pick
     from sfumato.planning.claims import claims
     from sfumato.planning.resolve import resolve, resolve_without_privacy
     from sfumato.training.trainer import expected_seconds
@@ -227,8 +220,7 @@ def _show_plan(
     seconds = expected_seconds(plan, facts_of_data, device, trust)
     mechanism = plan.mechanism
     claimed = claims(plan, mechanism)
-    numbers = ("batch_size", "sampling_prob", "num_steps", "num_examples")
-    facts = claimed.as_json() | {key: getattr(mechanism, key) for key in numbers}
+    facts = claimed.as_json() | pick(mechanism, "batch_size", "sampling_prob", "num_steps", "num_examples")
     facts |= {
         "noise_multiplier": finite(mechanism.noise_multiplier),
         "expected_seconds": seconds,

@@ -28,7 +28,7 @@ class Stacked:
     """One architecture, for M parameter sets at once.
 
     Args:
-        model: A convolution, then other plain layers, as `sfumato.models.lenet.LeNet`; maps are square. Gives the
+        model: A convolution, then other plain layers, as `sfumato.models.small.LeNet`; maps are square. Gives the
             formula; none of its parameters is read.
     """
 

@@ -30,7 +30,7 @@ from sfumato.config.sections import PrivacyConfig as PrivacyConfig
 from sfumato.config.sections import Recipe as Recipe
 from sfumato.config.sections import RunConfig as RunConfig
 from sfumato.config.sections import Spread as Spread
-from sfumato.errors import InputError, nearest
+from sfumato.errors import InputError, nearest, refusing
 
 R = TypeVar("R", bound="Recipe")
 
@@ -83,13 +83,12 @@ def read(path: Path, what: str = "recipe") -> dict[str, Any]:
     Raises:
         InputError: If the file cannot be read or is no TOML.
     """
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # "-sig": some editors put a mark at the start
-    except OSError as error:
-        remedy = "`sfumato recipes list` names those that are shipped." if what == "recipe" else "Correct the name."
-        raise InputError(f"{what} {path} cannot be read: {error.strerror}. {remedy}") from None
-    except (ValueError, RecursionError) as error:  # whole numbers of thousands of digits, tables within tables
-        raise InputError(f"{what} {path} is not valid TOML: {error}. Correct that line.") from None
+    remedy = "`sfumato recipes list` names those that are shipped." if what == "recipe" else "Correct the name."
+    with refusing(f"{what} {path} cannot be read", remedy, OSError):
+        content = path.read_bytes()
+    # Whole numbers of thousands of digits, tables within tables.
+    with refusing(f"{what} {path} is not valid TOML", "Correct that line.", ValueError, RecursionError):
+        return tomllib.loads(content.decode("utf-8-sig"))  # "-sig": some editors put a mark at the start
 
 
 def set_value(values: dict[str, Any], assignment: str) -> None:

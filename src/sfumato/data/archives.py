@@ -25,9 +25,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sfumato.data import store
-from sfumato.data.listing import EXTENSIONS, PART_MEANT, ImageFile, is_left_out, is_note, refusing, stamp_of, words_of
+from sfumato.data.listing import EXTENSIONS, PART_MEANT, ImageFile, is_left_out, is_note, stamp_of, words_of
 from sfumato.data.store import Report
-from sfumato.errors import InputError
+from sfumato.errors import InputError, refusing
 
 DAMAGED = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
 """What damaged archives raise when they are read."""

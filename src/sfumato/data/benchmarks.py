@@ -15,9 +15,9 @@ from sfumato.data.decoding import decode_cached, report_unreadable
 from sfumato.data.examples import Dataset, check_proportions
 from sfumato.data.images import ImageSet, Scale, normalisation
 from sfumato.data.layouts import hold_out
-from sfumato.data.listing import ImageFile, find_images, refusing
+from sfumato.data.listing import ImageFile, find_images
 from sfumato.data.store import Report, Rows
-from sfumato.errors import InputError
+from sfumato.errors import InputError, refusing
 
 _ORIGINAL = "Put the original file there."
 

@@ -32,8 +32,9 @@ import torch
 
 from sfumato.data import store
 from sfumato.data.images import ImageSet, Scale
-from sfumato.data.listing import ImageFile, refusing
+from sfumato.data.listing import ImageFile
 from sfumato.data.store import Report, Rows
+from sfumato.errors import refusing
 
 RULES_VERSION = 1
 """Goes up when a rule above changes, so that no cache of the old rule is read."""

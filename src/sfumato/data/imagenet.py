@@ -26,9 +26,9 @@ import numpy as np
 from sfumato.data import store
 from sfumato.data.archives import DAMAGED, files_of
 from sfumato.data.catalogue import ARCHIVES, NamedSet
-from sfumato.data.listing import EXTENSIONS, ImageFile, refusing, stamp_of
+from sfumato.data.listing import EXTENSIONS, ImageFile, stamp_of
 from sfumato.data.store import Report
-from sfumato.errors import InputError
+from sfumato.errors import InputError, refusing
 
 _SOLUTION, _KIT = "LOC_val_solution.csv", "ILSVRC2012_devkit_t12"
 _NUMBERS, _SYNSETS = "ILSVRC2012_validation_ground_truth.txt", "meta.mat"

@@ -20,9 +20,9 @@ from typing import Literal
 
 from sfumato.config import DataConfig
 from sfumato.data import archives, tables
-from sfumato.data.listing import Found, ImageFile, find_files, parts_of, refusing
+from sfumato.data.listing import Found, ImageFile, find_files, parts_of
 from sfumato.data.store import Report
-from sfumato.errors import InputError
+from sfumato.errors import InputError, refusing
 
 HELD_OUT_FRACTION = 0.2
 Part = Literal["train", "valid", "test"]

@@ -5,13 +5,12 @@ behind: names that begin with a dot (.DS_Store, ._a.png, .git), Thumbs.db, deskt
 such as README.txt are named. Symbolic links to files are followed; links to folders are refused.
 """
 
-import contextlib
 import dataclasses
 import io
 import os
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -233,15 +232,3 @@ def parts_of(
     if needs_train and "train" not in meant.values():
         raise InputError(f"{root} holds {first}/ but no train/. Add it, {listed}")
     return meant
-
-
-@contextlib.contextmanager
-def refusing(message: str, remedy: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Within, errors of these kinds become an InputError: the message, what they say, the remedy."""
-    try:
-        yield
-    except InputError:
-        raise
-    except kinds as error:
-        said = (str(error).splitlines() or [""])[0].rstrip(".") or type(error).__name__
-        raise InputError(f"{message} ({said[:200]}). {remedy}") from None

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from sfumato.data.listing import FILE_COLUMNS, PART_MEANT, Found, ImageFile, find_files, parts_of, refusing
-from sfumato.errors import InputError
+from sfumato.data.listing import FILE_COLUMNS, PART_MEANT, Found, ImageFile, find_files, parts_of
+from sfumato.errors import InputError, refusing
 
 _KNOWN = {*FILE_COLUMNS.values(), "label", "group"}
 

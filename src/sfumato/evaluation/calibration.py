@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from sfumato.errors import InputError
+from sfumato.errors import InputError, refusing
 from sfumato.run_folder.record import CALIBRATION_FILE, CalibrationFacts, Threshold
 
 Aim = Literal["sensitivity", "specificity"]
@@ -174,8 +174,6 @@ def read(folder: Path, of_weights: str | None) -> Calibration | None:
         InputError: If it is damaged.
     """
     path = folder / CALIBRATION_FILE
-    try:
+    with refusing(f"{path} is damaged", "Remove it, or run `sfumato calibrate` again.", OSError, ValueError):
         text = path.read_text(encoding="utf-8") if path.exists() else of_weights
         return None if text is None else Calibration.model_validate_json(text)
-    except (OSError, ValueError):
-        raise InputError(f"{path} is damaged. Remove it, or run `sfumato calibrate` again.") from None

@@ -10,7 +10,7 @@ import torch
 
 from sfumato.data.folders import decode_files
 from sfumato.data.listing import check_file, find_images
-from sfumato.errors import InputError
+from sfumato.errors import InputError, refusal
 from sfumato.evaluation.scores import evaluation_finding, predict_logits
 from sfumato.evaluation.trained import load as load_trained
 from sfumato.json_record import Record
@@ -185,21 +185,13 @@ def files_of(images: Sequence[str | Path]) -> list[tuple[Path, str | None]]:
             paths += sorted(filter(Path.is_file, path.parent.glob(path.name))) or [path]
         else:
             paths.append(path)
-    found = [(path, _refusal(path)) for path in paths]
+    found = [(path, refusal(check_file, path)) for path in paths]
     if not found:
         what = ", ".join(map(str, images)) or "an empty list"
         raise InputError(f"there is no image in {what}. Name image files, or folders of them.")
     if all(why is not None for _, why in found):
         raise InputError(str(found[0][1]))
     return found
-
-
-def _refusal(path: Path) -> str | None:
-    try:
-        check_file(path)
-    except InputError as error:
-        return str(error)
-    return None
 
 
 def load(run: str | Path, trust: Collection[str] = ()) -> Classifier:

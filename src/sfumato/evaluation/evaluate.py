@@ -36,7 +36,7 @@ from sfumato.evaluation.evaluators import (
 from sfumato.evaluation.scores import evaluation_finding, predict_logits, score
 from sfumato.evaluation.trained import Trained, load
 from sfumato.json_record import Record
-from sfumato.run_folder.files import DATA_ROOT_FILE, read_place, write_json
+from sfumato.run_folder.files import DATA_ROOT_FILE, read_place, refuse_drawing, write_json
 
 Report = Callable[[str], None]
 
@@ -298,7 +298,7 @@ def draw_reliability(found: Evaluation, path: Path) -> None:
     Raises:
         InputError: If the file's ending is unknown, or the model's outputs are not finite.
     """
-    require_plot(path)
+    refuse_drawing(path, "--plot", FORMATS)
     if found.reliability is None:
         raise InputError("the model's outputs are not finite, so there are no probabilities to draw. Train again.")
     from matplotlib.figure import Figure
@@ -314,11 +314,3 @@ def draw_reliability(found: Evaluation, path: Path) -> None:
     axes.set(xlim=(0, 1), ylim=(0, 1), title=f"calibration error {100 * (found.calibration_error or 0.0):.2f} %")
     axes.legend(frameon=False, loc="upper left")
     figure.savefig(path)
-
-
-def require_plot(path: Path) -> None:
-    """Refuses a file that cannot be drawn, before anything is computed for it."""
-    if path.suffix not in FORMATS:
-        raise InputError(f"--plot writes {', '.join(FORMATS)}, not {path.name!r}.")
-    if path.is_dir() or not path.parent.is_dir():
-        raise InputError(f"--plot {path} is a folder, or there is no folder {path.parent}. Make it, or name another.")

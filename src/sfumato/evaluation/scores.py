@@ -13,12 +13,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from sfumato.clipping.model_check import Finding
 from sfumato.clipping.probe import made_up_images, random_state_kept, temporary_values
 from sfumato.data.examples import Examples
 from sfumato.data.images import ImageSet
-from sfumato.errors import InputError, first_line
+from sfumato.errors import InputError, refusing
 
 _Z = 1.959963984540054  # of a two-sided 95 % interval
 # How far an answer may lie from that of the image alone, relative to the largest.
@@ -106,18 +107,14 @@ def evaluation_finding(model: nn.Module, row: torch.Tensor) -> Finding | None:
         InputError: If the model fails on made-up images.
     """
     images = made_up_images(3, 1, row, 1, only_pixels=True)[:, 0]
-    try:
-        with random_state_kept(row), temporary_values(model, None, None), torch.no_grad():
-            model.eval()
-            together, alone = model(images), [model(image[None]) for image in images]
-            if not isinstance(together, torch.Tensor) or not together.ndim or len(together) != 3:
-                return None
-            again = model(images[[2, 0]])
-    except Exception as error:
-        raise InputError(
-            f"the model fails in evaluation mode on made-up images of shape {tuple(row.shape)}: {first_line(error)}. "
-            "Correct it."
-        ) from error
+    failure = f"the model fails in evaluation mode on made-up images of shape {tuple(row.shape)}"
+    its_faults = refusing(failure, "Correct it.", Exception)
+    with its_faults, random_state_kept(row), temporary_values(model, None, None), torch.no_grad():
+        model.eval()
+        together, alone = model(images), [model(image[None]) for image in images]
+        if not isinstance(together, torch.Tensor) or not together.ndim or len(together) != 3:
+            return None
+        again = model(images[[2, 0]])
     answers = torch.cat(alone).double().nan_to_num()
     others = torch.cat([together, again]).double().nan_to_num()
     if (torch.cat([answers, answers[[2, 0]]]) - others).abs().max() <= _TOLERANCE * answers.abs().max():
@@ -222,3 +219,45 @@ def auroc(is_own: torch.Tensor, scores: torch.Tensor) -> float | None:
     if is_own.all() or not is_own.any() or not scores.isfinite().all():
         return None
     return float(roc_auc_score(is_own.numpy(), scores.numpy()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+    """Cross-entropy, adjusted by public class proportions where they are given.
+
+    Privacy noise costs the smaller class first. With proportions p the loss sees
+    outputs + log p, so that the outputs themselves score balanced classes, and the
+    decision subtracts log p once more (docs/imbalance.md has the measurements).
+
+    Attributes:
+        class_proportions: Public, positive, one a class; None: plain cross-entropy.
+        label_smoothing: Share of each label that is spread evenly over all classes (Szegedy et al.
+            2016).
+    """
+
+    class_proportions: tuple[float, ...] | None = None
+    label_smoothing: float = 0.0
+
+    def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """One loss per row: (rows, classes), (rows,) -> (rows,)."""
+        if self.class_proportions is not None:
+            outputs = outputs + _log_prior(self.class_proportions, outputs)
+        return F.cross_entropy(outputs, labels, reduction="none", label_smoothing=self.label_smoothing)
+
+    def decision_logits(self, outputs: torch.Tensor) -> torch.Tensor:
+        """What the decision takes the largest of: (rows, classes)."""
+        return outputs if self.class_proportions is None else outputs - _log_prior(self.class_proportions, outputs)
+
+    @property
+    def offsets(self) -> list[float] | None:
+        """By which the loss's outputs differ from what the decision takes the largest of, a class each;
+        None: they do not differ. Probabilities are of the classes as often as they are.
+        """
+        if self.class_proportions is None:
+            return None
+        return (2 * _log_prior(self.class_proportions, torch.zeros(0, dtype=torch.float64))).tolist()
+
+
+def _log_prior(class_proportions: tuple[float, ...], outputs: torch.Tensor) -> torch.Tensor:
+    shares = torch.tensor(class_proportions, dtype=outputs.dtype, device=outputs.device)
+    return torch.log(shares / shares.mean())

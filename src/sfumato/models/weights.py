@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sfumato.config.pretrained import FROM_PACKAGE, FROM_TIMM, PACKAGED
-from sfumato.errors import InputError, first_line
+from sfumato.errors import InputError, refusing
 from sfumato.models import libraries
 
 # What other tools put around the state of a model.
@@ -116,15 +116,12 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    try:
+    what = f"{path} holds no tensors that can be read without running its code"
+    remedy = "Restore it from a copy, or save the model's state_dict alone, best as .safetensors."
+    with refusing(what, remedy, SafetensorError, *_DAMAGES):
         if path.suffix == ".safetensors":
             return load_file(path)
         held: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except _DAMAGES + (SafetensorError,) as error:
-        raise InputError(
-            f"{path} holds no tensors that can be read without running its code ({first_line(error)[:200]}). Restore "
-            "it from a copy, or save the model's state_dict alone, best as .safetensors."
-        ) from None
     for key in _WRAPPINGS:
         if isinstance(held, dict) and isinstance(held.get(key), dict):
             held = held[key]

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from sfumato.accounting import gaussian, rounding
+from sfumato.accounting import formats, gaussian
 from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.config import PrivacyConfig, Recipe
@@ -54,7 +54,7 @@ def warnings_of_signal(mechanism: Mechanism, asked: Recipe, facts: Facts) -> lis
         images = larger(n, _MOST_IMAGES, lambda n: (asked, dataclasses.replace(facts, num_examples=math.ceil(n))))
         target = larger(privacy.target_epsilon or math.inf, _WEAK, with_target)
         helps += [] if images is None else [f"{math.ceil(images)} {units}"]
-        helps += [] if target is None else [f"an epsilon of {rounding.epsilon_text(target)}"]
+        helps += [] if target is None else [f"an epsilon of {formats.epsilon_text(target)}"]
         helps = helps or ["a larger batch, more updates or less noise"]
     if not asked.model.init_from:
         helps.append("a network that others trained (model.name = efficientnet_lite0)")
@@ -104,13 +104,13 @@ def _signal(mechanism: Mechanism) -> float:
 
 def warnings_of_delta(delta: float, num_examples: int, what: str = "image") -> list[str]:
     """What to say of a delta that is no small fraction of 1/N."""
-    text, of_n = rounding.delta_text(delta), f"1/N = {1 / num_examples:.3g}"
+    text, of_n = formats.delta_text(delta), f"1/N = {1 / num_examples:.3g}"
     if delta > 1 / num_examples:
         return [
             f"delta = {text} is more than {of_n}: publishing one {what} at random would satisfy it. Choose a smaller "
             "delta."
         ]
     if delta > 0.1 / num_examples:
-        usual = rounding.delta_text(delta_default(num_examples))
+        usual = formats.delta_text(delta_default(num_examples))
         return [f"delta = {text} is within a factor of ten of {of_n}: it should be well below. {usual} is the default."]
     return []

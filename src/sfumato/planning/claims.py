@@ -10,7 +10,7 @@ from sfumato.accounting.gaussian import refuse_beyond_reach
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.config import FilledPrivacy
 from sfumato.errors import InputError
-from sfumato.json_record import Record, finite
+from sfumato.json_record import Record, finite, pick
 from sfumato.planning.solve import selection_of
 
 if TYPE_CHECKING:
@@ -131,13 +131,8 @@ def _stated(mechanism: Mechanism, privacy: FilledPrivacy, spent: Spent, why_not:
         person = epsilon(of_all, delta).epsilon
     if of_persons and not draws_people:
         image = epsilon(mechanism.replace(images_per_unit=1), delta).epsilon
-    found = {
-        "epsilon": finite(spent.epsilon),
-        "epsilon_rdp": finite(spent.epsilon_rdp),
-        "epsilon_pld": finite(spent.epsilon_pld),
-        "epsilon_image": finite(image),
-        "epsilon_person": finite(person),
-    }
+    each = {**pick(spent, "epsilon", "epsilon_rdp", "epsilon_pld"), "epsilon_image": image, "epsilon_person": person}
+    found = {name: finite(value) for name, value in each.items()}
     if not holds:
         found = dict.fromkeys(found) | {f"{name}_if_private": value for name, value in found.items()}
     return Guarantee(

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from sfumato.accounting import rounding
+from sfumato.accounting import formats
 from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.calibration import Unknown
 from sfumato.accounting.gaussian import refuse_beyond_reach
@@ -89,7 +89,7 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
     budget = budget_of(filled, facts.num_examples)
     mechanism, solved_for = solve(budget)
     if budget.target_epsilon is not None:
-        within = rounding.epsilon_text(budget.target_epsilon)
+        within = formats.epsilon_text(budget.target_epsilon)
         if solved_for is not None:
             key, why = _SOLVED[solved_for]
             why = f"{why} within epsilon {within} for each {filled.privacy.unit}"
@@ -246,8 +246,8 @@ def _refuse_overspent(mechanism: Mechanism, budget: Budget, selection: Selection
     spent = epsilon(mechanism, budget.delta, "rdp", selection).epsilon
     if spent > target:
         raise InputError(
-            f"the best of {selection.mean:g} expected runs spends epsilon {rounding.epsilon_text(spent)}, more than "
-            f"{rounding.epsilon_text(target)}. Leave privacy.noise_multiplier out: it is then solved for."
+            f"the best of {selection.mean:g} expected runs spends epsilon {formats.epsilon_text(spent)}, more than "
+            f"{formats.epsilon_text(target)}. Leave privacy.noise_multiplier out: it is then solved for."
         )
 
 

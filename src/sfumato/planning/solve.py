@@ -3,7 +3,6 @@ alone.
 """
 
 import dataclasses
-from typing import Any
 
 from sfumato.accounting import calibration
 from sfumato.accounting.calibration import Unknown
@@ -11,6 +10,7 @@ from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.accounting.selection import Selection
 from sfumato.config import FilledRecipe, PrivacyConfig
 from sfumato.errors import InputError
+from sfumato.json_record import pick
 
 _ANY: dict[Unknown, int] = {"batch_size": 1, "num_steps": 1, "noise_multiplier": 1}
 """What stands in place of a number until it is solved for."""
@@ -51,13 +51,8 @@ class Budget:
 
     def mechanism(self, **numbers: float) -> Mechanism:
         """The Poisson-sampled mechanism of its numbers, with these in place of those left out, or of others."""
-        own: dict[str, Any] = {name: getattr(self, name) for name in _ANY}
-        return Mechanism(
-            self.num_examples,
-            **(own | numbers),
-            images_per_unit=self.images_per_unit,
-            first_release_noise=self.first_release_noise,
-        )
+        own = pick(self, *_ANY)
+        return Mechanism(self.num_examples, **(own | numbers), **pick(self, "images_per_unit", "first_release_noise"))
 
 
 def selection_of(privacy: PrivacyConfig | None) -> Selection | None:
@@ -73,15 +68,10 @@ def budget_of(recipe: FilledRecipe, num_examples: int) -> Budget:
     assert privacy is not None
     return Budget(
         num_examples=num_examples,
-        delta=privacy.delta,
-        target_epsilon=privacy.target_epsilon,
-        batch_size=recipe.training.batch_size,
-        num_steps=recipe.training.num_steps,
-        noise_multiplier=privacy.noise_multiplier,
-        accountant=privacy.accountant,
         selection=selection_of(privacy),
-        images_per_unit=privacy.images_per_unit,
-        first_release_noise=privacy.first_release_noise,
+        **pick(privacy, "delta", "target_epsilon", "noise_multiplier", "accountant"),
+        **pick(privacy, "images_per_unit", "first_release_noise"),
+        **pick(recipe.training, "batch_size", "num_steps"),
     )
 
 

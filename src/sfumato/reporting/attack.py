@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
+from sfumato.accounting import formats
 from sfumato.accounting.attacker import true_positive_rates
+from sfumato.accounting.formats import lower_epsilon_text
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.accounting.rounding import lower_epsilon_text
-from sfumato.reporting import formats
 from sfumato.reporting.charts import COLOURS, Curve, Panel, chart, linear, logarithmic
 from sfumato.reporting.html import Html, figure, paragraph, section, tiles
 from sfumato.run_folder.record import Certificate, Histogram, OneRunClaim

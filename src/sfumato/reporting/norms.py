@@ -12,7 +12,7 @@ import numpy as np
 from sfumato import config
 from sfumato.errors import InputError
 from sfumato.run_folder import record
-from sfumato.run_folder.files import write_atomically
+from sfumato.run_folder.files import refuse_drawing, write_atomically
 from sfumato.run_folder.record import NormHistogram, PrivateMetrics
 
 FORMATS = (".svg", ".png")
@@ -58,13 +58,10 @@ def draw_norms(facts: dict[str, Any], path: Path) -> None:
         InputError: If the file's ending is unknown, or it would lie among files made for sharing: a
             run without its private part.
     """
-    if path.suffix not in FORMATS:
-        raise InputError(f"--plot writes {', '.join(FORMATS)}, not {path.name!r}.")
+    refuse_drawing(path, "--plot", FORMATS)
     for folder in path.resolve().parents:
         if (folder / record.CERTIFICATE_FILE).exists() and not (folder / record.PRIVATE_METRICS_FILE).exists():
             raise InputError(f"{folder} was made for sharing, but a plot of norms is not private. Put it elsewhere.")
-    if not path.resolve().parent.is_dir():
-        raise InputError(f"{path.parent} is no folder. Make it, or name another.")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")

@@ -1,8 +1,12 @@
 """report.html: one self-contained page that says what a run is worth and what it promises."""
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
-from sfumato.reporting import formats, wording
+from sfumato import config
+from sfumato.accounting import formats
+from sfumato.reporting import wording
 from sfumato.reporting.attack import attack_section, audit_section
 from sfumato.reporting.charts import Curve, Panel, chart, linear
 from sfumato.reporting.html import (
@@ -17,12 +21,60 @@ from sfumato.reporting.html import (
     tiles,
     whole_page,
 )
+from sfumato.run_folder import record
 from sfumato.run_folder.files import write_atomically
-from sfumato.run_folder.record import Certificate, Metrics, Recorded, read_run
+from sfumato.run_folder.record import CalibrationFacts, Certificate, Metrics, Result
 
 MOST_ROWS = 25
 MANY_CLASSES = 12
 MOST_MARKERS = 50
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """The public files of one run. What is in owner/ is never opened.
+
+    Attributes:
+        name: Of the folder.
+        result: None while the run is unfinished.
+        metrics: By step.
+        recipe: recipe.toml as nested dictionaries, without data.path.
+        calibration: What its owner fitted by `sfumato calibrate`, if anything.
+    """
+
+    name: str
+    certificate: Certificate
+    result: Result | None
+    metrics: list[Metrics]
+    recipe: dict[str, Any]
+    calibration: CalibrationFacts | None = None
+
+    @property
+    def classes(self) -> list[str]:
+        """Class names in label order."""
+        return self.certificate.public_inputs.classes
+
+
+def read_run(folder: Path) -> Recorded:
+    """Reads the public files of a run.
+
+    Raises:
+        InputError: If one is missing or damaged.
+    """
+    recipe = config.read(folder / "recipe.toml")
+    config.parse(recipe)  # a file that is no recipe is not shown
+    recipe["data"].pop("path", None)  # nor where the images lie, whoever wrote that there
+    has_result = (folder / record.RESULT_FILE).exists()
+    return Recorded(
+        name=folder.resolve().name,
+        certificate=record.read(folder / record.CERTIFICATE_FILE, Certificate),
+        result=record.read(folder / record.RESULT_FILE, Result) if has_result else None,
+        metrics=sorted(record.read_lines(folder / record.METRICS_FILE, Metrics), key=lambda line: line.step),
+        recipe=recipe,
+        calibration=record.read(path, CalibrationFacts)
+        if (path := folder / record.CALIBRATION_FILE).exists()
+        else None,
+    )
 
 
 def write_report(folder: Path | str) -> Path:

@@ -1,8 +1,8 @@
 """A certificate in plain words: what epsilon and delta mean for a person, and what they do not."""
 
+from sfumato.accounting import formats
 from sfumato.accounting.attacker import Attacker
 from sfumato.planning.claims import Guarantee
-from sfumato.reporting import formats
 from sfumato.reporting.html import Html, element, paragraph
 from sfumato.run_folder.record import Certificate, PublicInputs
 

@@ -15,12 +15,12 @@ metrics.csv         the same as metrics.jsonl (`run.log`)    `sfumato.training.l
 owner/              all below, for the owner alone           `files`                      no
   checkpoints/      states to go on from                     `checkpoint`                 no
   metrics_private.* losses and gradient norms                `record.PrivateMetrics`      no
-  canaries.json     which canaries took part                 `coins.Coins`                no
+  canaries.json     which canaries took part                 `launch.Coins`               no
   images_sha256     digest of what is trained on             `launch`                     no
   data_root, init_from  where images and weights lie         `files`                      no
   tensorboard/      event files (`run.log`)                  `sfumato.training.logs`      no
 =================== ======================================== ============================ =======
 
-`verification` says whether they agree with each other; `schemas` gives JSON schemas of those that
-are JSON.
+`verification` says whether they agree with each other, `sfumato schema` gives JSON schemas of those
+that are JSON.
 """

@@ -5,6 +5,7 @@ from typing import Any, Literal, TypeVar
 
 from sfumato.config import ResolvedRecipe
 from sfumato.data.examples import Dataset
+from sfumato.json_record import pick
 from sfumato.planning.claims import Guarantee
 from sfumato.planning.resolve import Plan
 from sfumato.run_folder.ledger import Lines
@@ -142,8 +143,7 @@ def public_inputs(plan: Plan, dataset: Dataset) -> PublicInputs:
         num_people=dataset.facts.num_people,
         num_held_out=len(dataset.held_out_files),
         classes=list(dataset.classes),
-        image_size=dataset.image_size,
-        channels=dataset.channels,
+        **pick(dataset, "image_size", "channels"),
         mean=list(dataset.mean),
         std=list(dataset.std),
         **inputs_of_the_recipe(plan.recipe),
@@ -157,9 +157,6 @@ def inputs_of_the_recipe(recipe: ResolvedRecipe) -> dict[str, Any]:
     return {
         "num_canaries": recipe.audit.canaries,
         "classes_from": named if data.name != "folder" or data.classes is None else "data.classes",
-        "class_proportions": data.class_proportions,
-        "split": data.split,
-        "group_by": data.group_by,
-        "init_sha256": recipe.model.init_sha256,
-        "pretrained_on": recipe.model.pretrained_on,
+        **pick(data, "class_proportions", "split", "group_by"),
+        **pick(recipe.model, "init_sha256", "pretrained_on"),
     }

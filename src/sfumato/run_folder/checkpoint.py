@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sfumato.errors import InputError
+from sfumato.errors import InputError, refusing
 from sfumato.run_folder.files import machine_faults, sync_folder
 
 KEPT = 2
@@ -77,11 +77,8 @@ class Checkpoints:
         """
         buffer = io.BytesIO()
         torch.save(vars(checkpoint), buffer)
-        try:
+        with refusing("a checkpoint could not give back", "Keep tensors and plain numbers.", pickle.UnpicklingError):
             torch.load(io.BytesIO(buffer.getbuffer()), map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:
-            why = str(error).splitlines()[0]
-            raise InputError(f"a checkpoint could not give back: {why} Keep tensors and plain numbers.") from None
         path = self._path(checkpoint.num_releases)
         with machine_faults(path):
             with self._open_room() as file:

@@ -5,12 +5,12 @@ import fcntl
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from sfumato.config import DataConfig, Recipe
-from sfumato.errors import InputError, MachineError
+from sfumato.errors import InputError, MachineError, refusing
 
 OWNER = "owner"
 """The folder in a run's that is for its owner alone, and never handed on."""
@@ -64,10 +64,9 @@ def read_json(path: Path) -> Any:
     Raises:
         InputError: If it is missing or damaged.
     """
-    try:
+    kinds = OSError, ValueError, RecursionError  # lists within lists
+    with refusing(f"{path} is missing or damaged", "Restore it from a copy.", *kinds):
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:  # lists within lists
-        raise InputError(f"{path} is missing or damaged ({type(error).__name__}). Restore it from a copy.") from None
 
 
 def lock(descriptor: int, path: Path) -> bool:
@@ -105,6 +104,19 @@ def make_folders(path: Path) -> None:
         (path / OWNER / "checkpoints").mkdir(exist_ok=True)
         for folder in (path / OWNER, path, path.parent):
             sync_folder(folder)
+
+
+def refuse_drawing(path: Path, option: str, endings: Sequence[str]) -> None:
+    """Refuses a file that could not be written, before anything is computed for it.
+
+    Raises:
+        InputError: If its ending is not one of these, or it has no folder.
+    """
+    if path.suffix.lower() not in endings:
+        what = f"{option} writes {', '.join(endings)}, not {path.name!r}"
+        raise InputError(f"{what}. Give a name that ends in {endings[0]}.")
+    if path.is_dir() or not path.parent.is_dir():
+        raise InputError(f"{option} {path} is a folder, or there is no folder {path.parent}. Make it, or name another.")
 
 
 def refuse_name(folder: Path) -> None:

@@ -12,13 +12,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sfumato import config
 from sfumato.data.examples import Dataset, dataset_digest
 from sfumato.errors import InputError
+from sfumato.json_record import Record
 from sfumato.planning.resolve import Plan
-from sfumato.randomness import digest
-from sfumato.run_folder import files
+from sfumato.randomness import Stream, digest
+from sfumato.run_folder import files, record
 from sfumato.run_folder.checkpoint import Checkpoint, Checkpoints
+from sfumato.run_folder.files import OWNER, write_json
 from sfumato.run_folder.ledger import LEDGER_FILE, MOST_LOST, Ledger, RunLine, new_run_line
 
 _IMAGES_FILE = f"{files.OWNER}/images_sha256"
@@ -231,3 +235,42 @@ def newest_unfinished(name: str) -> Path:
             f"there is no unfinished run of {name} in runs/. Name the folder by --output, or leave out --resume."
         )
     return max(unfinished, key=lambda path: path.stat().st_mtime)
+
+
+COINS_FILE = f"{OWNER}/canaries.json"
+
+
+class Coins(Record):
+    """owner/canaries.json.
+
+    Attributes:
+        run_id: Whose they are.
+        took_part: For each canary.
+    """
+
+    run_id: str
+    took_part: list[bool]
+
+
+def toss_coins(folder: Path, run_id: str, count: int, stream: Stream) -> np.ndarray:
+    """Fair coins of a run that begins, written into its folder: (m,), bool."""
+    took_part = (stream.uint64(count) >> np.uint64(63)).astype(bool)
+    write_json(folder / COINS_FILE, Coins(run_id=run_id, took_part=took_part.tolist()).as_json(), 0o600)
+    return took_part
+
+
+def read_coins(folder: Path, run_id: str, count: int) -> np.ndarray:
+    """(m,), bool: the coins of a run.
+
+    Raises:
+        InputError: If they are not there, or are another run's.
+    """
+    path = folder / COINS_FILE
+    if not path.exists():
+        raise InputError(
+            f"{path} is not there: no copy for sharing says which canaries took part. Name the owner's own run folder."
+        )
+    found = record.read(path, Coins)
+    if found.run_id != run_id or len(found.took_part) != count:
+        raise InputError(f"{path} is another run's. Restore it from a copy.")
+    return np.array(found.took_part, dtype=bool)

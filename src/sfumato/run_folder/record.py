@@ -1,6 +1,5 @@
 """The public files of a run as types: what is written is what is read, by everybody."""
 
-import dataclasses
 import json
 import os
 from pathlib import Path
@@ -397,48 +396,3 @@ def read_lines(path: Path, kind: type[Kind]) -> list[Kind]:
     """
     whole = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return [_parsed(line, path, kind) for line in whole]
-
-
-@dataclasses.dataclass(frozen=True)
-class Recorded:
-    """The public files of one run. What is in owner/ is never opened.
-
-    Attributes:
-        name: Of the folder.
-        result: None while the run is unfinished.
-        metrics: By step.
-        recipe: recipe.toml as nested dictionaries, without data.path.
-        calibration: What its owner fitted by `sfumato calibrate`, if anything.
-    """
-
-    name: str
-    certificate: Certificate
-    result: Result | None
-    metrics: list[Metrics]
-    recipe: dict[str, Any]
-    calibration: CalibrationFacts | None = None
-
-    @property
-    def classes(self) -> list[str]:
-        """Class names in label order."""
-        return self.certificate.public_inputs.classes
-
-
-def read_run(folder: Path) -> Recorded:
-    """Reads the public files of a run.
-
-    Raises:
-        InputError: If one is missing or damaged.
-    """
-    recipe = config.read(folder / "recipe.toml")
-    config.parse(recipe)  # a file that is no recipe is not shown
-    recipe["data"].pop("path", None)  # nor where the images lie, whoever wrote that there
-    has_result = (folder / RESULT_FILE).exists()
-    return Recorded(
-        name=folder.resolve().name,
-        certificate=read(folder / CERTIFICATE_FILE, Certificate),
-        result=read(folder / RESULT_FILE, Result) if has_result else None,
-        metrics=sorted(read_lines(folder / METRICS_FILE, Metrics), key=lambda line: line.step),
-        recipe=recipe,
-        calibration=read(path, CalibrationFacts) if (path := folder / CALIBRATION_FILE).exists() else None,
-    )

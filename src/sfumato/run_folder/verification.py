@@ -7,11 +7,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from sfumato import config
 from sfumato.errors import InputError
-from sfumato.json_record import Record
+from sfumato.json_record import Record, pick
 from sfumato.models.weights import Weights
 from sfumato.planning.claims import claims
 from sfumato.planning.resolve import Plan, why_not_private
@@ -46,13 +47,13 @@ def verify_run(folder: Path) -> tuple[Certificate, Result]:
     last = lines.releases[-1].step if lines.releases else 0
     step = stated.num_applied if 0 <= stated.num_applied <= last else -1
     sha256 = ledger.sha256_of(folder / ledger.LEDGER_FILE)
-    tensors, facts, own_recipe = _weights(folder / record.WEIGHTS_FILE)
+    facts, own_recipe, tensors, _ = read_model_file(folder / record.WEIGHTS_FILE)
     # An attack's result and the day are nothing that the ledger claims.
     whole = claims(plan, plan.mechanism)
     so_far = whole.epsilon if plan.selection is None else None
     counts = counted(lines, step, so_far, sha256)
     truth = certificate(plan, whole, "complete", stated.public_inputs, counts).model_copy(
-        update={"audit": stated.audit, "finished_on": stated.finished_on, "weights_sha256": tensors.digest}
+        update={"audit": stated.audit, "finished_on": stated.finished_on, "weights_sha256": Weights(tensors).digest}
     )
     _refuse_another(path, dict(stated.public_inputs), inputs_of_the_recipe(recipe))
     _refuse_another(path, dict(stated), dict(truth))
@@ -73,10 +74,7 @@ def _plan_of(recipe: config.ResolvedRecipe, public: PublicInputs, lines: ledger.
     if recipe.privacy is not None:
         planned = planned.replace(
             batch_size=min(recipe.training.batch_size, planned.num_examples),
-            noise_multiplier=recipe.privacy.noise_multiplier,
-            sampling=recipe.privacy.sampling,
-            images_per_unit=recipe.privacy.images_per_unit,
-            first_release_noise=recipe.privacy.first_release_noise,
+            **pick(recipe.privacy, "noise_multiplier", "sampling", "images_per_unit", "first_release_noise"),
         )
     return Plan(recipe, planned, why_not_private(recipe, planned))
 
@@ -101,12 +99,17 @@ def _alike(stated: Any, expected: Any) -> bool:
     return type(stated) is type(expected) and bool(stated == expected)
 
 
-def _weights(path: Path) -> tuple[Weights, WeightsFacts, config.Recipe]:
+def read_model_file(path: Path) -> tuple[WeightsFacts, config.ResolvedRecipe, dict[str, torch.Tensor], dict[str, str]]:
+    """What stands in model.safetensors, as a run writes it: its metadata last.
+
+    Raises:
+        InputError: If it is missing or damaged.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
-            weights = Weights({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118  (no mapping)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
         facts = WeightsFacts.model_validate_json(metadata["sfumato"])
-        return weights, facts, config.parse(tomllib.loads(metadata["recipe"]))
+        return facts, config.parse_resolved(tomllib.loads(metadata["recipe"])), tensors, metadata
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
-        raise InputError(f"{path} is missing or damaged. Restore it from a copy, or train again.") from None
+        raise InputError(f"{path} is damaged, or is not there. Restore it from a copy, or train again.") from None

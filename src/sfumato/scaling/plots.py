@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sfumato.accounting import gaussian, rdp, rounding
+from sfumato.accounting import formats, gaussian, rdp
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
+from sfumato.run_folder.files import refuse_drawing
 from sfumato.scaling.law import fit, predict
 from sfumato.scaling.law_runs import Run
 
@@ -25,8 +26,7 @@ _WALLS = (0.5, 2.0)
 
 
 def _figure(path: Path, width: float) -> "Figure":
-    if path.suffix not in FORMATS:
-        raise InputError(f"--plot writes {', '.join(FORMATS)}, not {path.name!r}.")
+    refuse_drawing(path, "--plot", FORMATS)
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, 4), layout="constrained")
@@ -66,7 +66,7 @@ def _draw_epsilons(left: "Axes", mechanism: Mechanism, delta: float) -> None:
     own = rdp.epsilon_rdp(mechanism.parts, delta)
     left.plot(mechanism.noise_multiplier, own, "*", color="tab:red", markersize=14, label="this run")
     left.set(xscale="log", yscale="log", xlabel="sigma", title=f"eta = {eta:.3g}")
-    left.set_ylabel(f"epsilon by RDP at delta {rounding.delta_text(delta)}")
+    left.set_ylabel(f"epsilon by RDP at delta {formats.delta_text(delta)}")
     left.legend(frameon=False)
 
 

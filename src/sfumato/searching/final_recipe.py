@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from sfumato import config
-from sfumato.accounting import rounding
+from sfumato.accounting import formats
 from sfumato.config import ResolvedRecipe, parse_resolved
 from sfumato.json_record import pick
 from sfumato.planning.claims import unit_in_words
@@ -120,7 +120,7 @@ def as_toml(search: Search, agenda: Agenda, found: SearchResult, name: str) -> s
     head = f"""\
 # Found by a search from {name}: {found.trials} settings, simulated at batch {search.batch_size} on {looked_at}.
 # Predicted accuracy on the validation split {accuracy.value:.4f} ({accuracy.low:.4f} to {accuracy.high:.4f}, 95 %).
-# It will spend epsilon {rounding.epsilon_text(found.epsilon_final)} at delta {rounding.delta_text(found.delta)}, \
+# It will spend epsilon {formats.epsilon_text(found.epsilon_final)} at delta {formats.delta_text(found.delta)}, \
 for {unit_in_words(limit)}.
 """
     return head + config.to_toml(config.shareable(recipe))

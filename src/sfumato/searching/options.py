@@ -5,13 +5,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sfumato.accounting.formats import note
 from sfumato.config import DataConfig, Recipe, ResolvedRecipe, parse
 from sfumato.data import loading
 from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
 from sfumato.planning.classifiers import with_updates_alone
 from sfumato.recipes import recipe_of
-from sfumato.reporting.formats import note
 from sfumato.run_folder.files import refuse_among_images
 from sfumato.searching.space import Space, paper_space, read_space
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sfumato.reporting import formats
+from sfumato.accounting import formats
 from sfumato.reporting.charts import COLOURS, Axis, Curve, Panel, chart, linear
 from sfumato.reporting.html import Html, element, whole_page
 from sfumato.studies.grid import in_words

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from sfumato import config
+from sfumato.accounting.formats import note
 from sfumato.config import Recipe
 from sfumato.data import loading
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError, naming
+from sfumato.json_record import pick
 from sfumato.planning.classifiers import with_updates_alone
 from sfumato.planning.resolve import Plan, resolve
 from sfumato.randomness import digest
 from sfumato.recipes import recipe_of
-from sfumato.reporting.formats import note
 from sfumato.studies.grid import NUM_STEPS, Settings, cells_of, for_sharing, in_words
 
 MOST_RUNS = 10_000
@@ -130,8 +131,7 @@ class Planned:
             "recipe": config.shareable(self.recipe).model_dump(mode="json"),
             "cells": [cell.settings for cell in self.cells],
             "weights": [cell.plan.recipe.model.init_sha256 for cell in self.cells],
-            "seeds": asked.seeds,
-            "paired": asked.paired,
+            **pick(asked, "seeds", "paired"),
             **({"first_seed": asked.first_seed} if asked.paired else {}),
             **{name: [getattr(each, name) for each in mechanisms] for name in _COMPARED},
         }

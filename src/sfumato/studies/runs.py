@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from sfumato import config
+from sfumato.accounting.formats import note
 from sfumato.data import loading
 from sfumato.data.examples import dataset_digest
 from sfumato.errors import InputError, MachineError, first_line
 from sfumato.json_record import pick
-from sfumato.reporting.formats import note
 from sfumato.reporting.page import write_report
 from sfumato.run_folder import record
 from sfumato.run_folder.files import lock, read_json, write_json
@@ -26,8 +26,8 @@ from sfumato.run_folder.record import Metrics, Result
 from sfumato.studies.grid import in_words
 from sfumato.studies.plan import Planned, PlannedCell, Run, images_of
 from sfumato.studies.result import CellRun
-from sfumato.training.interrupt import Interrupted, stop_on_sigterm
 from sfumato.training.loop import Looks, Progress
+from sfumato.training.process import Interrupted, stop_on_sigterm
 from sfumato.training.trainer import Trainer
 
 OWNER, IMAGES_FILE = "owner", "images.json"

@@ -23,15 +23,13 @@ from sfumato.studies.plan import Planned, SweepOptions, plan_sweep, settle
 from sfumato.studies.result import Sweep
 from sfumato.studies.runs import work
 from sfumato.studies.summary import summary, write_for_owner
-from sfumato.training.interrupt import stop_on_sigterm
+from sfumato.training.process import stop_on_sigterm
 
 PLAN_FILE, SWEEP_FILE = "plan.json", "sweep.json"
 
 
 def sweep(
-    recipe: Recipe | Mapping[str, Any] | str | Path,
-    grid: Mapping[str, Sequence[Any]] | None = None,
-    **options: Any,
+    recipe: Recipe | Mapping[str, Any] | str | Path, grid: Mapping[str, Sequence[Any]] | None = None, **options: Any
 ) -> Sweep:
     """Trains a recipe under every setting of a grid, several times each. The same call goes on with what is there,
     after a kill too; from another machine that shares the folder it helps.

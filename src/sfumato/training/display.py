@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from sfumato.reporting import formats
+from sfumato.accounting import formats
 from sfumato.training.loop import Progress, StepFacts
 
 

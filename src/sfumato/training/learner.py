@@ -15,17 +15,17 @@ from sfumato.data.canaries import WithCanaries, canary_images
 from sfumato.data.examples import Dataset, Examples, FeatureSet
 from sfumato.data.images import ImageSet
 from sfumato.data.views import People, Views
-from sfumato.errors import InputError
-from sfumato.evaluation.objective import Objective
-from sfumato.evaluation.scores import require_rows_apart
+from sfumato.errors import refusing
+from sfumato.evaluation.scores import Objective, require_rows_apart
+from sfumato.json_record import pick
 from sfumato.models.layers import CentredLinear, centred
 from sfumato.models.weights import Weights
 from sfumato.planning.resolve import Plan
 from sfumato.randomness import Stream
-from sfumato.training.allocator import keep_freed_memory
 from sfumato.training.features import features_of
 from sfumato.training.first_release import MeanFeatures
 from sfumato.training.network import Network
+from sfumato.training.process import keep_freed_memory
 from sfumato.training.state import State
 from sfumato.training.step import OrdinaryStep, PrivateStep, Randomness, Statistics
 
@@ -177,15 +177,9 @@ class Learner:
             return Source(train, held_out, People(train, privacy.max_images_per_person))
         if took_part is None:
             return Source(train, held_out, train)
-        size = dataset.image_size
-        images = canary_images(
-            len(took_part),
-            len(dataset.classes),
-            mean=dataset.mean,
-            std=dataset.std,
-            image_size=size,
-            stored_size=recipe.data.stored_size(size),
-        )
+        how = pick(dataset, "mean", "std", "image_size")
+        stored_size = recipe.data.stored_size(dataset.image_size)
+        images = canary_images(len(took_part), len(dataset.classes), stored_size=stored_size, **how)
         return Source(train, held_out, WithCanaries(train, self._seen(images), took_part))
 
     def _seen(self, images: ImageSet) -> ImageSet | FeatureSet:
@@ -244,10 +238,8 @@ def pick_device(name: str) -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
+    kinds = RuntimeError, AssertionError, NotImplementedError
+    with refusing(f'--device "{name}" cannot be used', 'Use "auto", "cpu" or "cuda".', *kinds):
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # "meta" holds no numbers
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f'--device "{name}" cannot be used: {reason}. Use "auto", "cpu" or "cuda".') from None
     return device

@@ -15,19 +15,16 @@ from sfumato.accounting.accountants import EpsilonCurve
 from sfumato.clipping.clip import convolutions
 from sfumato.data.examples import Dataset
 from sfumato.errors import InputError, MachineError
-from sfumato.json_record import finite
+from sfumato.json_record import finite, pick
 from sfumato.models.weights import Weights, read_weights
 from sfumato.planning.claims import claims
 from sfumato.planning.resolve import Plan
 from sfumato.randomness import Streams
-from sfumato.run_folder import coins, files, launch, ledger, record
+from sfumato.run_folder import files, launch, ledger, record
 from sfumato.run_folder.certificate import certificate, counted, public_inputs, repeated
 from sfumato.run_folder.launch import Launch
 from sfumato.run_folder.record import Certificate, Metrics, PrivateMetrics, RecordLines, Result, ResultClaims
 from sfumato.run_folder.verification import verify_run
-from sfumato.training.allocator import give_freed_memory_back
-from sfumato.training.draws import Draws
-from sfumato.training.interrupt import Interrupted, watch_for_interrupts
 from sfumato.training.learner import Learner, pick_device
 from sfumato.training.logs import Logs, log_kinds
 from sfumato.training.outcome import (
@@ -38,7 +35,8 @@ from sfumato.training.outcome import (
     scores_with_views,
     warning_of_chance,
 )
-from sfumato.training.step import Statistics
+from sfumato.training.process import Interrupted, give_freed_memory_back, watch_for_interrupts
+from sfumato.training.step import Draws, Statistics
 from sfumato.training.world import World
 
 
@@ -207,9 +205,9 @@ class _Run:
         word, took_part = self.streams.stream("initial weights").uint64(1), None
         if num_canaries and found is None:
             stream = self.streams.stream("coins of canaries")
-            took_part = coins.toss(self.folder, self.started.run_id, num_canaries, stream)
+            took_part = launch.toss_coins(self.folder, self.started.run_id, num_canaries, stream)
         elif num_canaries:
-            took_part = coins.read(self.folder, self.started.run_id, num_canaries)
+            took_part = launch.read_coins(self.folder, self.started.run_id, num_canaries)
         learner.initialise(word, took_part, None if found is None else found.state)
         if found is None:
             self._checkpoint()
@@ -296,12 +294,10 @@ class _Run:
     def _note(self, release: int, statistics: Statistics) -> None:
         """For the owner; what a diverged run has no finite number for is None, and no reason to stop."""
         is_asked = self.looks.training_images and release in {*self.looks.steps, self.mechanism.num_steps}
+        numbers = pick(statistics, "loss", "clipped_fraction", "grad_norm", "clipped_square")
         noted = PrivateMetrics(
             step=release,
-            loss=finite(statistics.loss),
-            clipped_fraction=finite(statistics.clipped_fraction),
-            grad_norm=finite(statistics.grad_norm),
-            clipped_square=finite(statistics.clipped_square),
+            **{name: finite(value) for name, value in numbers.items()},
             norms=statistics.norms,
             train_accuracy=accuracy_on_training_images(self.learner) if is_asked else None,
             seconds=self._elapsed(),
@@ -344,7 +340,7 @@ class _Run:
         record.write(self.folder / record.CERTIFICATE_FILE, self._certificate("running"))
 
     def _checkpoint(self) -> None:
-        speed = {name: getattr(self.learner, name) for name in ("engine", "microbatch_size", "methods")}
+        speed = pick(self.learner, "engine", "microbatch_size", "methods")
         facts = {"seconds": self._elapsed(), "speed": speed}
         self.started.save(self.learner.state.state_dict(), self.step, facts)
         self._write_certificate()

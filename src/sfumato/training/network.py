@@ -7,7 +7,7 @@ from torch import nn
 
 from sfumato.clipping.microbatch import count_saved
 from sfumato.data.examples import Dataset
-from sfumato.errors import InputError, first_line
+from sfumato.errors import InputError, refusing
 from sfumato.models import registry
 from sfumato.models.layers import CentredLinear
 from sfumato.models.trainable import (
@@ -131,19 +131,10 @@ class Network:
         return classifier_of(self.model, name), backbone
 
     def _require_outputs(self) -> None:
-        """Of a model that fails, a private run says more when it is checked."""
         self.model.eval()
-        try:
-            with torch.no_grad():
-                outputs = self.model(self.blank(2))
-        except Exception as error:  # whatever the model's code runs into
-            if self._plan.recipe.privacy is not None:
-                return
-            raise InputError(
-                f"the model fails on images of shape {self._shape}: {first_line(error)}. Correct it."
-            ) from error
-        finally:
-            self.model.train()
+        with refusing(f"the model fails on images of shape {self._shape}", "Correct it.", Exception), torch.no_grad():
+            outputs = self.model(self.blank(2))
+        self.model.train()
         shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
         if shape != (2, self._num_classes):
             raise InputError(

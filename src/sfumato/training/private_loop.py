@@ -10,7 +10,7 @@ from sfumato.accounting.accountants import EpsilonCurve
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.clipping.protocol import ClippedGrad
 from sfumato.data.sampling import poisson_batch
-from sfumato.errors import InputError
+from sfumato.errors import InputError, refusing
 from sfumato.planning.claims import claims_of
 from sfumato.randomness import Stream, new_key
 from sfumato.run_folder import files, launch, ledger, record
@@ -163,13 +163,9 @@ class PrivateLoop:
                 f"{', '.join(sorted(self._state))}. Give what was given when the loop began."
             )
         for name, value in self._state.items():
-            try:
+            what = f"{name} does not take what the checkpoint keeps of it"
+            with refusing(what, "Give it as it was.", RuntimeError, ValueError, KeyError):
                 value.load_state_dict(found.state[name])
-            except (RuntimeError, ValueError, KeyError) as error:
-                why = str(error).splitlines()[0]
-                raise InputError(
-                    f"{name} does not take what the checkpoint keeps of it: {why} Give it as it was."
-                ) from None
         self._step = found.step
         self._ledger.refuse_lost(self._step, max_lost)
         self._started.checkpoints.hold_room()

@@ -11,10 +11,11 @@ from torch import nn
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.clipping import GradFn
 from sfumato.clipping.protocol import Speed
+from sfumato.data.sampling import Shuffling, poisson_batch
 from sfumato.data.views import ViewBits, Views, ViewWords
-from sfumato.evaluation.objective import Objective
+from sfumato.evaluation.scores import Objective
 from sfumato.json_record import finite
-from sfumato.randomness import Stream
+from sfumato.randomness import Stream, Streams
 from sfumato.run_folder.record import NormHistogram
 from sfumato.training.noise import add_noise
 
@@ -27,7 +28,7 @@ _PER_DECADE, _DECADES = 10, 4
 class Randomness:
     """The random bits of one update's sum; each is used for nothing else.
 
-    The noise is not among them: it is drawn once the update is counted (`sfumato.training.draws`).
+    The noise is not among them: it is drawn once the update is counted (`Draws.noise`).
 
     Attributes:
         indices: The sampled examples, shape (realised batch,). Sensitive.
@@ -88,12 +89,7 @@ class PrivateStep:
         self.noise_stddev = mechanism.noise_multiplier * grad_fn.sensitivity
 
     def collect(
-        self,
-        examples: Any,
-        parameters: Mapping[str, torch.Tensor],
-        randomness: Randomness,
-        *,
-        with_norms: bool = False,
+        self, examples: Any, parameters: Mapping[str, torch.Tensor], randomness: Randomness, *, with_norms: bool = False
     ) -> tuple[dict[str, torch.Tensor], Statistics]:
         """``grad_sum``, which nobody may see, and statistics of the readable images.
 
@@ -158,12 +154,7 @@ class OrdinaryStep:
         self.microbatch_size, self.max_grad_norm = microbatch_size, max_grad_norm
 
     def collect(
-        self,
-        examples: Any,
-        parameters: Mapping[str, torch.Tensor],
-        randomness: Randomness,
-        *,
-        with_norms: bool = False,
+        self, examples: Any, parameters: Mapping[str, torch.Tensor], randomness: Randomness, *, with_norms: bool = False
     ) -> tuple[dict[str, torch.Tensor], Statistics]:
         """The mean gradient of the readable images; there are no single examples' norms that could
         be added.
@@ -237,3 +228,34 @@ def norm_histogram(
         median=finite(float(relative.quantile(0.5))) if len(relative) else None,
         signal_to_noise=finite(float(signal) / noise) if noise else None,
     )
+
+
+class Draws:
+    """Of one run.
+
+    Guarantee: without a public seed every update has 256 fresh bits for its sample, views and dropout, and 256 others
+    for its noise; nothing keeps them, so no two releases share any, whatever is repeated after a crash.
+
+    Args:
+        mechanism: The public numbers.
+        views: How many views an image has.
+        streams: Of the run.
+    """
+
+    def __init__(self, mechanism: Mechanism, views: Views, streams: Streams) -> None:
+        self._mechanism, self._views, self._streams = mechanism, views, streams
+        self._shuffling = Shuffling(mechanism.num_examples, lambda epoch: streams.stream("shuffling", epoch))
+
+    def of_update(self, release: int) -> Randomness:
+        """The sample of release number ``release``, the bits of its views and the key of what the model draws."""
+        stream = self._streams.stream("sample", release)
+        view, model = Stream(bytes(stream.bytes(32))), Stream(bytes(stream.bytes(32)))
+        if self._mechanism.sampling == "poisson":
+            indices = poisson_batch(self._mechanism, stream)
+        else:  # an epoch's order belongs to many updates
+            indices = self._shuffling.batch(self._mechanism.batch_size, release)
+        return draw(self._mechanism, indices, self._views, view, model)
+
+    def noise(self, release: int) -> Stream:
+        """The stream of an update's noise: of the first release, number 0. Asked for once it is on the ledger."""
+        return self._streams.stream("noise", release)

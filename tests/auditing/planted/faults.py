@@ -6,7 +6,7 @@
 from tests.auditing.planted.plants import Edit, Fault
 
 _COLLECT, _RELEASE = "training.step:PrivateStep.collect", "training.step:PrivateStep.release"
-_SUM, _NOISE, _SAMPLE = "clipping.grad_fn:GradFn._sum", "training.draws:Draws.noise", "training.draws:Draws.of_update"
+_SUM, _NOISE, _SAMPLE = "clipping.grad_fn:GradFn._sum", "training.step:Draws.noise", "training.step:Draws.of_update"
 _UPDATES, _CLAIMS = "training.loop:_Run._take_updates", "planning.claims:claims"
 _CLIP, _RUN = "clipping.clip:Clip.__call__", "clipping.graph.engine:GraphEngine._run"
 _NORMAL = "training.noise:standard_normal"

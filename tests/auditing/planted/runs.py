@@ -23,9 +23,8 @@ from torch import nn
 from sfumato.config import parse
 from sfumato.data.examples import Dataset
 from sfumato.data.images import ImageSet
-from sfumato.training.draws import Draws
 from sfumato.training.state import State
-from sfumato.training.step import PrivateStep
+from sfumato.training.step import Draws, PrivateStep
 from sfumato.training.trainer import Trainer
 
 SIDE, CLASSES = 32, 3

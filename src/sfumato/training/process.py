@@ -1,9 +1,11 @@
-"""SIGINT and SIGTERM end a run after its current step, with a checkpoint."""
+"""What a run asks of its process: signals end it after its current step, with a checkpoint; freed memory is kept."""
 
 import contextlib
+import ctypes
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 
 class Interrupted(Exception):
@@ -59,3 +61,32 @@ def _handled(handler: Callable[[int, object], None], *numbers: signal.Signals) -
         for number in numbers:
             afterwards.callback(signal.signal, number, signal.signal(number, handler))
         yield
+
+
+# Numbers of glibc's mallopt (malloc.h).
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
+
+
+def keep_freed_memory() -> None:
+    """Tells glibc not to return large blocks to the system between microbatches.
+
+    By default it does, and every microbatch pays for having its pages cleared anew: 8 to 17 %
+    of the processor time of small networks (LOG.md). Elsewhere than on glibc nothing happens.
+    """
+    mallopt = _of_glibc("mallopt")
+    mallopt(_ARENA_MAX, 1)  # threads share blocks
+    mallopt(_MMAP_MAX, 0)  # what lies above 32 MiB would be mapped anew each time: no threshold is larger
+    mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+    mallopt(_TOP_PAD, 16 << 20)
+
+
+def give_freed_memory_back() -> None:
+    """Returns to the system what `keep_freed_memory` kept: once training is over nobody asks for it
+    again.
+    """
+    _of_glibc("malloc_trim")(0)
+
+
+def _of_glibc(name: str) -> Any:
+    """A function that other libraries of C lack, where it does nothing."""
+    return getattr(ctypes.CDLL(None), name, lambda *given: None)
