@@ -55,25 +55,18 @@ def epsilon_of_gaussian(mu: float, delta: float) -> float:
     with mpmath.workdps(40):
 
         def excess(epsilon):
-            return (
-                mpmath.ncdf(mu / 2 - epsilon / mu) - mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu) - delta
-            )
+            others = mpmath.exp(epsilon) * mpmath.ncdf(-mu / 2 - epsilon / mu)
+            return mpmath.ncdf(mu / 2 - epsilon / mu) - others - delta
 
         if excess(mpmath.mpf(0)) <= 0:
             return 0.0
         above = mu**2 / 2 + mu * math.sqrt(-2 * math.log(delta))
-        return float(
-            mpmath.findroot(excess, (0, above), solver="illinois", tol=1e-15 * delta, maxsteps=500, verify=False)
-        )
+        tries = {"solver": "illinois", "tol": 1e-15 * delta, "maxsteps": 500, "verify": False}
+        return float(mpmath.findroot(excess, (0, above), **tries))
 
 
 def epsilon(
-    sampling_prob: float,
-    noise_multiplier: float,
-    num_steps: int,
-    delta: float,
-    images: int = 1,
-    first_mu: float = 0.0,
+    sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float, images: int = 1, first_mu: float = 0.0
 ) -> float:
     """Tight epsilon by inverting the transform of the privacy loss along a line through the saddle point.
 
@@ -153,14 +146,10 @@ class _Inversion:
         # 1/c) apart nothing is left.
         step = 2 * math.pi / (60 * spread + 60 / min(c, 1.0))
         frequencies, log_moments, k = [], [], 0
-        while True:
-            block = step * np.arange(k, k + 256)
-            values = self.log_moments_of_all(c, block)
-            frequencies.append(block)
-            log_moments.append(values)
+        while k <= 60_000 and not (k and np.max(np.real(log_moments[-1])) < np.real(log_moments[0][0]) - 40):
+            frequencies.append(step * np.arange(k, k + 256))
+            log_moments.append(self.log_moments_of_all(c, frequencies[-1]))
             k += 256
-            if np.max(np.real(values)) < np.real(log_moments[0][0]) - 40 or k > 60_000:
-                break
         s = c + 1j * np.concatenate(frequencies)
         log_terms = np.concatenate(log_moments) - np.log(s * (s + 1))
 

@@ -175,8 +175,7 @@ RECIPE = {
 def recipe(**changes):
     values = {section: dict(keys) for section, keys in RECIPE.items()}
     for key, value in changes.items():
-        section, _, name = key.partition("__")
-        values.setdefault(section, {})[name] = value
+        config.put(values, key.replace("__", "."), value)
     return config.parse(values)
 
 
@@ -250,16 +249,16 @@ def test_canaries_count_in_n_in_or_out_and_are_at_most_5_per_cent_of_it(digits):
         resolve(recipe(audit__canaries=76), digits.facts)
 
 
+OF_PERSONS = {"privacy__unit": "person", "privacy__max_images_per_person": 2, "privacy__accountant": "pld"}
+
+
 @pytest.mark.parametrize(
     "change, words",
     [
         ({"run__seed": 3}, "public seed"),
         ({"privacy__target_epsilon": None, "privacy__noise_multiplier": 0}, "no noise was added"),
         ({"privacy__sampling": "shuffled"}, "shuffled"),
-        (
-            {"privacy__unit": "person", "privacy__max_images_per_person": 2, "privacy__accountant": "pld"},
-            "belong to no person",
-        ),
+        (OF_PERSONS, "belong to no person"),
         ({"data__group_by": "group"}, "belong to no person"),
         ({"privacy__selected_from": 4.0}, "selected_from"),
         ({"model__trainable": "classifier", "model__features": "centred"}, "centred"),

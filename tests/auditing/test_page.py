@@ -25,9 +25,8 @@ def games(shift=1.0, count=2000):
 
 
 def page_of(scores, members, epsilon=1.0):
-    return pages.render(
-        audit_scores(scores, members, delta=0.01, nominal_epsilon=epsilon), np.asarray(scores), np.asarray(members)
-    )
+    found = audit_scores(scores, members, delta=0.01, nominal_epsilon=epsilon)
+    return pages.render(found, np.asarray(scores), np.asarray(members))
 
 
 @pytest.mark.parametrize("digits", [8, 0])

@@ -17,6 +17,7 @@ def test_the_code_keeps_the_law(name):
 
 
 def name_of(fault):
+    """As a test's name."""
     return fault.name.replace(" ", "-")
 
 
@@ -32,6 +33,7 @@ def test_another_fault_breaks_a_law(fault):
 
 
 def found(fault):
+    """What the fault's law says where the fault is planted; None if it sees nothing."""
     try:
         with planted(*fault.edits):
             laws.forget()
@@ -52,12 +54,7 @@ def test_what_is_planted_is_seen_by_all_who_use_it_and_taken_out_again():
 @pytest.mark.parametrize("before", ["no such text", "self"])
 def test_a_fault_whose_text_does_not_stand_in_the_code_once_is_an_error(before):
     real = step.Draws.noise
-    with (
-        pytest.raises(ValueError, match="once"),
-        planted(
-            Edit("training.step:Draws.noise", "release)", "release + 0)"),
-            Edit("training.step:Draws.noise", before, ""),
-        ),
-    ):
+    edits = [Edit("training.step:Draws.noise", *words) for words in (("release)", "release + 0)"), (before, ""))]
+    with pytest.raises(ValueError, match="once"), planted(*edits):
         pass
     assert step.Draws.noise is real

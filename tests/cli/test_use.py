@@ -9,31 +9,18 @@ import tarfile
 
 import numpy as np
 import pytest
-from PIL import Image
 
 import sfumato
 from sfumato.errors import InputError
 from sfumato.evaluation.scores import wilson
 from sfumato.reporting.page import write_report
 from sfumato.run_folder.record import Certificate
-from tests.cli.test_cli import call, json_of, refused
+from tests.cli.test_cli import call, json_of, photos, refused
 from tests.cli.test_cli import settings as given
 from tests.training import faults
 from tests.training.test_resume import wait_for_release
 
 QUICK = {"data.image_size": 16, "data.channels": 1, "training.num_steps": 20, "training.batch_size": 120}
-
-
-def photos(root, count, seed):
-    source = np.random.default_rng(seed)
-    for label, name in enumerate(["checks", "stripes"]):
-        (root / name).mkdir(parents=True)
-        for number in range(count):
-            rows, columns = np.mgrid[:20, :20]
-            pattern = (rows // 3) % 2 if label else (rows // 3 + columns // 3) % 2
-            pixels = np.clip(pattern * 90 + source.normal(80, 60, (20, 20)), 0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(root / name / f"{number}.png")
-    return root
 
 
 @pytest.fixture(scope="module")

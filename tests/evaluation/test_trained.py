@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sfumato import config
 from sfumato.errors import InputError
 from sfumato.evaluation.trained import load
 from sfumato.models import build
@@ -48,18 +47,22 @@ def write_run(folder, recipe=None, facts=None, tensors=None, raw=None):
     return folder
 
 
+THEIR_NET = """
+import pathlib
+from torch import nn
+pathlib.Path(__file__).with_name("ran").touch()
+def net(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+"""
+
+
 @pytest.fixture
 def theirs(tmp_path, monkeypatch):
     """A module that notes that it was imported, and a hubconf.py that notes that it was run."""
     folder = tmp_path / "theirs"
     folder.mkdir()
-    note = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n"
-    net = (
-        "from torch import nn\n"
-        "def net(num_classes, **options): return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))\n"
-    )
-    (folder / "their_net.py").write_text(note + net)
-    (folder / "hubconf.py").write_text(note + net)
+    for name in ("their_net", "hubconf"):
+        (folder / f"{name}.py").write_text(THEIR_NET)
     monkeypatch.syspath_prepend(str(folder))
     yield folder
     sys.modules.pop("their_net", None)
@@ -115,13 +118,6 @@ def test_a_file_with_other_contents_than_a_run_writes_is_refused_in_one_line(tmp
 def test_where_images_lie_is_not_taken_from_a_file(tmp_path):
     run = write_run(tmp_path / "run", recipe("small_cnn", f'name = "folder"\npath = "{tmp_path}"'))
     assert load(run).recipe.data.path is None
-
-
-def test_a_recipe_is_written_for_others_without_the_place_of_the_images():
-    parsed = config.parse({"data": {"name": "folder", "path": "of-patients"}})
-    shared = config.shareable(parsed)
-    assert shared.data.path is None and parsed.data.path == "of-patients"
-    assert "of-patients" not in config.to_toml(shared)
 
 
 def test_a_folder_that_is_not_there_is_told_apart_from_a_run_that_is_not_finished(tmp_path):

@@ -103,11 +103,8 @@ def test_every_stage_of_the_default_network_ends_in_activation_and_norm_in_the_c
 def test_each_group_of_a_wide_resnet_has_its_own_shortcut_and_stride():
     model = WideResNet(10, depth=16, width=2)
     shortcuts = [block.shortcut[1] for block in model.blocks if not isinstance(block.shortcut, nn.Identity)]
-    assert [(conv.in_channels, conv.out_channels, conv.kernel_size, conv.stride) for conv in shortcuts] == [
-        (16, 32, (1, 1), (1, 1)),
-        (32, 64, (1, 1), (2, 2)),
-        (64, 128, (1, 1), (2, 2)),
-    ]
+    expected = [(16, 32, (1, 1), (1, 1)), (32, 64, (1, 1), (2, 2)), (64, 128, (1, 1), (2, 2))]
+    assert [(c.in_channels, c.out_channels, c.kernel_size, c.stride) for c in shortcuts] == expected
     groups = {norm.num_groups for norm in model.modules() if isinstance(norm, nn.GroupNorm)}
     assert len(model.blocks) == 6 and groups == {16}
 

@@ -1,11 +1,14 @@
-"""What `sfumato recipes list` says of each recipe: where it is printed, what it reached, what is missing here."""
+"""What may be given for a recipe, and what `sfumato recipes list` says of each: its source, what it reached, what is
+missing here.
+"""
 
 import re
 
 import pytest
 
-from sfumato import recipes
+from sfumato import config, recipes
 from sfumato.data.catalogue import NAMED, missing
+from sfumato.errors import InputError
 from sfumato.recipes import OWN, by_place, read_heading
 from tests.cli.test_cli import call, json_of
 
@@ -77,3 +80,34 @@ def test_points_gained_are_no_accuracy():
 def test_numbers_of_tables_are_compared_as_numbers():
     ordered = ["A, Figure 10", "A, Table 9", "A, Table 12"]
     assert sorted(sorted(ordered), key=by_place) == ordered
+
+
+SETTINGS = {"privacy.target_epsilon": 1.5, "optimizer.learning_rate": 0.5}
+
+
+def test_all_ways_of_giving_a_recipe_mean_the_same(tmp_path):
+    shipped = recipes.recipe_of("demo/digits", {})
+    path = tmp_path / "mine.toml"
+    path.write_text(recipes.find("demo/digits").read_text())
+    values = config.read(path)
+    for given in (path, str(path), values, shipped):
+        assert recipes.recipe_of(given, {}) == shipped
+        changed = recipes.recipe_of(given, SETTINGS)
+        assert changed.privacy.target_epsilon == 1.5 and changed.optimizer.learning_rate == 0.5
+        assert changed.model == shipped.model
+    assert values == config.read(path)  # the caller's own is left alone
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "says"),
+    [
+        ("demo/digit", {}, "Did you mean demo/digits"),
+        ("demo/digits", {"optimizer.learning_rat": 1.0}, "learning_rate"),
+        ("demo/digits", {"optimizer.learning_rate.more": 1.0}, "is a value, not a section"),
+        ("demo/digits", {"privacy.target_epsilon": -1.0}, "target_epsilon"),
+        ("missing.toml", {}, "missing.toml"),
+    ],
+)
+def test_what_is_none_is_refused_by_name(given, settings, says):
+    with pytest.raises(InputError, match=says):
+        recipes.recipe_of(given, settings)

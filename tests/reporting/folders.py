@@ -9,19 +9,13 @@ _OF_IMAGES = {"loss": PRIVATE_LOSS, "clipped_fraction": 0.777123, "grad_norm": 1
 PRIVATE_LINE: dict[str, Any] = {"step": 6, **_OF_IMAGES, "seconds": 1.5, "phases": {}}
 
 RECIPE = """
-[data]
-name = "digits"
-split = "train+valid"
-
+data = { name = "digits", split = "train+valid" }
 [model]
 name = "small_cnn"
-
 [model.options]
-
 [augmentation]
 kind = "none"
 augmult = 0
-
 [privacy]
 target_epsilon = 3.0
 delta = 0.0001
@@ -29,15 +23,12 @@ noise_multiplier = 3.142
 clipping_norm = 1.0
 sampling = "poisson"
 accountant = "pld"
-
 [optimizer]
 name = "sgd"
 learning_rate = 2.0
 momentum = 0.0
-
 [ema]
 decay = 0.9
-
 [training]
 batch_size = 512
 num_steps = 60
@@ -66,18 +57,14 @@ IN_RESULT = (
 ).split()
 PUBLIC: dict[str, Any] = {
     "num_examples": 1437,
-    "num_people": None,
     "num_held_out": 360,
     "classes_from": "the data set digits",
-    "class_proportions": None,
     "image_size": 8,
     "channels": 1,
     "mean": [0.5],
     "std": [0.5],
     "split": "train+valid",
-    "group_by": None,
-    "init_sha256": None,
-    "pretrained_on": None,
+    **dict.fromkeys(("num_people", "class_proportions", "group_by", "init_sha256", "pretrained_on")),
 }
 RELATION = "one image's contribution replaced by zero; the number of images is fixed and public"
 

@@ -28,12 +28,11 @@ DELTA = 1.23456789e-05
 @pytest.fixture
 def spent(monkeypatch):
     """Every accountant says this epsilon, whatever is asked."""
-    value = EPSILON
-    said = Spent(value, value, value, "pld")
+    said = Spent(EPSILON, EPSILON, EPSILON, "pld")
     monkeypatch.setattr(accountants, "_epsilon", lambda *numbers: said)
     monkeypatch.setattr(accountants, "_epsilon_of_best", lambda *numbers: said)
-    monkeypatch.setattr(gaussian, "epsilon_tan", lambda *numbers: value)
-    return value
+    monkeypatch.setattr(gaussian, "epsilon_tan", lambda *numbers: EPSILON)
+    return EPSILON
 
 
 def assert_bounds(text, value, at_least=1):
@@ -90,10 +89,8 @@ def test_what_train_and_the_report_print(spent, capsys, tmp_path):
     person_limit = ["--set", "privacy.max_images_per_person=2"]
     text = output_of(capsys, *words, *person_limit, "--output", tmp_path / "run")
     assert DELTA in assert_bounds(text, spent, at_least=4)  # at each evaluation, and at the end twice
-    page = re.sub(
-        r"<(style|svg)\b.*?</(style|svg)>|<[^>]*>", " ", (tmp_path / "run" / "report.html").read_text(), flags=re.DOTALL
-    )
-    page = re.sub(r"\s+", " ", page)
+    page = (tmp_path / "run" / "report.html").read_text()
+    page = " ".join(re.sub(r"<(style|svg)\b.*?</(style|svg)>|<[^>]*>", " ", page, flags=re.DOTALL).split())
     assert DELTA in assert_bounds(page, spent, at_least=4)
     claim = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert claim["epsilon"] == spent and claim["delta"] == DELTA
@@ -102,48 +99,23 @@ def test_what_train_and_the_report_print(spent, capsys, tmp_path):
 def test_what_searches_print(spent, capsys):
     search.show(search_result(spent), [])
     assert DELTA in assert_bounds(capsys.readouterr().out, spent)
-    search.show_paid(
-        PrivateSearchResult(
-            best=Selected(run="a", accuracy=0.5),
-            trials=None,
-            expected_trials=3.0,
-            recipe="recipe.toml",
-            storage=None,
-            search_data="mnist",
-            private=True,
-            epsilon_final=spent,
-            epsilon_search_inclusive=spent,
-            delta=DELTA,
-            noise_multiplier=1.0,
-            predicted_accuracy=None,
-            held_out="test",
-            accuracy=0.5,
-            test_accuracy=0.5,
-            cost=Cost(search_views=1.0, search_fraction=0.5),
-        )
-    )
+    of_run = {"held_out": "test", "accuracy": 0.5, "test_accuracy": 0.5}
+    best = {"best": Selected(run="a", accuracy=0.5), "trials": None, "expected_trials": 3.0, "storage": None}
+    paid = {**of_search(spent), **of_run, **best, "private": True, "predicted_accuracy": None}
+    search.show_paid(PrivateSearchResult(**paid))
     assert DELTA in assert_bounds(capsys.readouterr().out, spent)
 
 
+def of_search(spent):
+    told = {"epsilon_final": spent, "epsilon_search_inclusive": spent, "delta": DELTA, "noise_multiplier": 1.0}
+    cost = Cost(search_views=1.0, search_fraction=0.5)
+    return {**told, "cost": cost, "search_data": "mnist", "recipe": "recipe.toml"}
+
+
 def search_result(spent):
-    return SearchResult(
-        best=Best(settings={}, accuracy=0.5),
-        stages=[],
-        trials=3,
-        given_up=0,
-        epsilon_final=spent,
-        delta=DELTA,
-        noise_multiplier=1.0,
-        epsilon_search_inclusive=spent,
-        predicted_accuracy=Predicted(value=0.5, low=0.4, high=0.6),
-        augtest_gain=None,
-        law="log",
-        cost=Cost(search_views=1.0, search_fraction=0.5),
-        warnings=[],
-        storage="sqlite:///study.db",
-        search_data="mnist",
-        recipe="recipe.toml",
-    )
+    best, predicted = Best(settings={}, accuracy=0.5), Predicted(value=0.5, low=0.4, high=0.6)
+    found = {"best": best, "stages": [], "trials": 3, "given_up": 0, "predicted_accuracy": predicted, "law": "log"}
+    return SearchResult(**of_search(spent), **found, augtest_gain=None, warnings=[], storage="sqlite:///study.db")
 
 
 def test_what_the_final_recipe_of_a_search_says(spent, monkeypatch):
@@ -185,9 +157,7 @@ def test_no_text_formats_an_epsilon_or_a_delta_in_its_own_way():
     for path in sorted(Path(sfumato.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FormattedValue) and node.format_spec is not None:
-                what, how = (
-                    ast.unparse(node.value),
-                    "".join(str(part.value) for part in node.format_spec.values if isinstance(part, ast.Constant)),
-                )
+                parts = (part for part in node.format_spec.values if isinstance(part, ast.Constant))
+                what, how = ast.unparse(node.value), "".join(str(part.value) for part in parts)
                 rounds = re.search(r"[eEfFgG%]|\.\d", how)
                 assert not (rounds and NAMES.search(what)), f"{path.name}:{node.lineno} prints {what} as {how}"

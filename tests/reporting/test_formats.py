@@ -1,7 +1,8 @@
-"""Printed numbers: a bound stays a bound."""
+"""Printed numbers: a bound stays a bound. And no value can become markup, wherever it stands."""
 
 import decimal
 import math
+from html.parser import HTMLParser
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from sfumato.accounting import formats
 from sfumato.accounting.formats import lower_epsilon_text
+from sfumato.reporting.html import Html, element, together
 
 ROUNDINGS = [decimal.ROUND_FLOOR, decimal.ROUND_CEILING, decimal.ROUND_HALF_EVEN, decimal.ROUND_DOWN]
 
@@ -61,3 +63,35 @@ def test_accuracies_are_per_cent_with_two_decimals(value):
 @given(st.floats(0, 1))
 def test_a_bound_s_print_is_no_smaller(value):
     assert value - 1e-12 <= float(formats.per_cent_at_most(value)[:-2]) / 100 <= value + 1.001e-4
+
+
+# An HTML parser turns NUL and carriage returns into something else.
+TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"])) | st.sampled_from(
+    ['"><script>', "' onload='x", "&amp;", "</p>", "<!--", "]]>"]
+)
+
+
+@given(TEXT, TEXT)
+def test_a_parser_reads_back_the_very_text_and_attribute_and_no_other_element(content, value):
+    seen = []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag, attrs):
+            seen.append((tag, attrs))
+
+        def handle_data(self, data):
+            seen.append(data)
+
+    reader = Reader()
+    reader.feed(element("p", content, title=value))
+    reader.close()
+    assert seen[0] == ("p", [("title", value)])
+    assert "".join(seen[1:]) == content
+
+
+def test_markup_is_not_escaped_twice_and_joined_text_is_escaped_once():
+    assert together("<", element("b", "&"), Html("<hr>")) == "&lt;<b>&amp;</b><hr>"
+
+
+def test_a_control_character_is_spelled_out():
+    assert element("p", "a\x1b[31mb\tc\n") == "<p>a\\x1b[31mb\tc\n</p>"

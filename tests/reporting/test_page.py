@@ -133,6 +133,9 @@ WHOLE = (
     *("ε ≤ 2.997 at δ = 1e-4", folders.RELATION, "1,437", "at most 65.50 % of the time"),
     *("Attacker right at most 65.50 %", "at most 6.84 % of those that did; with 0.1 %, at most 1.27 %"),
 )
+OF_A_PERSON = "they are right at most 80.00 % of the time", "Epsilon of a person 10.71", "3 images", "not checked"
+UNBOUNDED = dict.fromkeys(("epsilon", "epsilon_pld", "epsilon_rdp"))
+BY_RDP = {"epsilon_pld": None, "accountant": "rdp", "accountant_note": "PLD's grid would need 3 GB."}
 
 
 @pytest.mark.parametrize(
@@ -142,21 +145,9 @@ WHOLE = (
         ({}, WHOLE, ("Not private", "no privacy guarantee", "95.26")),
         ({"attacker": folders.attacker(0.95)}, ("95.00 % of the time",), ("little protection",)),
         ({"attacker": folders.attacker(0.995)}, ("little protection",), ()),
-        (
-            {**SEVERAL, "attacker_person": folders.attacker(0.8)},
-            ("they are right at most 80.00 % of the time", "Epsilon of a person 10.71", "3 images", "not checked"),
-            (),
-        ),
-        (
-            {"epsilon": None, "epsilon_pld": None, "epsilon_rdp": None},
-            ("Not private", "no finite epsilon"),
-            ("ε", "with differential privacy"),
-        ),
-        (
-            {"epsilon_pld": None, "accountant": "rdp", "accountant_note": "PLD's grid would need 3 GB."},
-            ("By PLD not computed, by RDP 3.211", "PLD's grid would need 3 GB."),
-            (),
-        ),
+        ({**SEVERAL, "attacker_person": folders.attacker(0.8)}, OF_A_PERSON, ()),
+        (UNBOUNDED, ("Not private", "no finite epsilon"), ("ε", "with differential privacy")),
+        (BY_RDP, ("By PLD not computed, by RDP 3.211", BY_RDP["accountant_note"]), ()),
     ],
 )
 def test_a_certificate_s_guarantee_is_told_whole_and_only_where_it_holds(tmp_path, stated, said, unsaid):
@@ -302,9 +293,8 @@ def test_headings_go_down_one_level_at_a_time_and_figures_are_named(tmp_path):
     assert levels[0] == 1 and levels.count(1) == 1 and set(levels) == {1, 2}
     figures = [attributes for tag, attributes in page.elements if tag == "svg"]
     assert [figure["role"] for figure in figures] == ["img"] * 2
-    assert [figure["aria-labelledby"] for figure in figures] == [
-        f"{name}-title {name}-description" for name in ("attack", "curves")
-    ]
+    named = [f"{name}-title {name}-description" for name in ("attack", "curves")]
+    assert [figure["aria-labelledby"] for figure in figures] == named
 
 
 def luminance(colour: str) -> float:
@@ -315,10 +305,8 @@ def luminance(colour: str) -> float:
 
 def test_text_and_curves_have_the_contrast_that_wcag_asks_in_light_dark_and_print(tmp_path):
     style = private(tmp_path).split("<style>")[1].split("</style>")[0]
-    palettes = [
-        dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block))
-        for block in re.findall(r":root \{(.*?)\}", style, flags=re.DOTALL)
-    ]
+    blocks = re.findall(r":root \{(.*?)\}", style, flags=re.DOTALL)
+    palettes = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block)) for block in blocks]
     assert len(palettes) == 3 and len({tuple(palette) for palette in palettes}) == 1
     for palette in palettes:
         pairs = [(text, sheet) for text in ("ink", "muted", "first") for sheet in ("paper", "sheet")]

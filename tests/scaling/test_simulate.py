@@ -42,31 +42,23 @@ def test_each_seed_is_one_run_and_the_price_is_the_batch_s_share():
 
     def train(recipe):
         trained.append(recipe)
-        with_views = {"test_views": 2, "accuracy_augtest_vote": 0.4 + recipe.run.seed / 10}
-        return Result(
-            **folders.finished(["a", "b"], accuracy=0.5 + recipe.run.seed / 10, accuracy_last=0.5, **with_views)
-        )
+        found = {"accuracy": 0.5 + recipe.run.seed / 10, "accuracy_augtest_vote": 0.4 + recipe.run.seed / 10}
+        return Result(**folders.finished(["a", "b"], **found, accuracy_last=0.5, test_views=2))
 
     found = simulate_by(RECIPE, 512, [0, 1, 2], train)
     assert [recipe.run.seed for recipe in trained] == [0, 1, 2]
     assert found.accuracy_augtest_vote == pytest.approx(0.5) and found.accuracy_augtest_mean is None
-    assert (
-        found.compute_fraction == 512 / 4096
-        and found.accuracy == pytest.approx(0.6) == found.test_accuracy
-        and len(found.runs) == 3
-    )
+    assert found.compute_fraction == 512 / 4096 and len(found.runs) == 3
+    assert found.accuracy == pytest.approx(0.6) == found.test_accuracy
 
 
 @pytest.mark.parametrize(
     ("batch_size", "seeds", "names"),
     [(0, [0], "--batch-size"), (5000, [0], "--batch-size"), (32, [1, 1], "--seeds"), (32, [], "--seeds")],
 )
-def test_wrong_input_is_refused(batch_size, seeds, names):
+def test_wrong_input_and_a_recipe_without_noise_are_refused(batch_size, seeds, names):
     with pytest.raises(InputError, match=names):
         simulate_by(RECIPE, batch_size, seeds, lambda recipe: {})
-
-
-def test_a_recipe_without_noise_is_refused():
     with pytest.raises(InputError, match="no budget"):
         simulated(RECIPE.model_copy(update={"privacy": None}), 32, 0)
 
@@ -110,11 +102,8 @@ def test_a_study_gives_a_law_a_prediction_and_a_plot(study, capsys, tmp_path):
     plot = tmp_path / "law.svg"
     assert sfumato(["scaling-law", str(study), "--predict-batch-size", "512", "--plot", str(plot), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert (
-        set(facts["coefficients"]) == {"a", "b"}
-        and facts["law"] in ("a + b / B", "a + b log2 B")
-        and facts["num_runs"] == 6
-    )
+    assert set(facts["coefficients"]) == {"a", "b"} and facts["num_runs"] == 6
+    assert facts["law"] in ("a + b / B", "a + b log2 B")
     (prediction,) = facts["predictions"]
     assert prediction["low"] < prediction["accuracy"] < prediction["high"] and prediction["batch_size"] == 512
     assert set(facts["rho"]) == {"16", "64"} and 0 < facts["rho"]["64"] < facts["rho"]["16"] < math.inf
@@ -133,14 +122,11 @@ def test_runs_that_do_not_belong_together_are_refused_by_name(study, tmp_path):
 
 def test_a_run_that_was_selected_by_noisy_scores_is_simulated_as_the_one_run_that_it_is():
     """What a paid search publishes names its selection; a simulation selects nothing."""
-    privacy = RECIPE.privacy.model_copy(update={"selected_from": 10.0, "selection_shape": 1.0, "score_noise": 5.0})
+    selection = {"selected_from": 10.0, "selection_shape": 1.0, "score_noise": 5.0}
+    privacy = RECIPE.privacy.model_copy(update=selection)
     data = RECIPE.data.model_copy(update={"split": "train"})
     selected = RECIPE.model_copy(update={"privacy": privacy, "data": data})
     recipe = simulated(selected, 16, 0)
-    assert (recipe.privacy.selected_from, recipe.privacy.selection_shape, recipe.privacy.score_noise) == (
-        None,
-        0.0,
-        None,
-    )
+    assert [getattr(recipe.privacy, key) for key in selection] == [None, 0.0, None]
     plan = resolve(recipe, Facts(55_000, 10, 28, 1))  # what training does with it
     assert not plan.private and plan.selection is None

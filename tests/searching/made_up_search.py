@@ -39,6 +39,10 @@ def measured(settings, slot, watch=None):
     return Outcome(settings, tuple(accuracy(settings, slot, seed) for seed in slot.seeds))
 
 
+def quiet(line):
+    pass
+
+
 def main(url: str, log: Path) -> None:
     def say(text: str) -> None:
         with log.open("a") as file:
@@ -51,7 +55,7 @@ def main(url: str, log: Path) -> None:
         return measured(settings, slot)
 
     with open_study(made_up_search(), parse_url(url), "digits", heartbeat=1, grace=3) as study:
-        agenda = work(made_up_search(), study, evaluate, lambda line: None, grace=3)
+        agenda = work(made_up_search(), study, evaluate, quiet, grace=3)
     say(f"best {agenda.settings}")
 
 

@@ -6,6 +6,8 @@ import random
 import numpy as np
 import pytest
 
+from sfumato.accounting.accountants import epsilon
+from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
 from sfumato.searching import final_recipe as final
 from sfumato.searching.options import SearchOptions
@@ -87,16 +89,11 @@ def test_the_prediction_meets_the_law_that_the_accuracies_follow():
 
 @pytest.mark.parametrize("settings", [{}, {STEPS: 30}, {STEPS: 240}])
 def test_the_final_recipe_is_calibrated_to_the_budget_and_never_above_it(settings):
-    from sfumato.accounting.accountants import epsilon
-    from sfumato.accounting.mechanism import Mechanism
-
     search = made_up_search()
     recipe, spent = final.final_recipe(search, settings, public=False)
     reference = apply(search.recipe, settings)
-    assert (recipe.training.batch_size, recipe.training.num_steps) == (
-        reference.training.batch_size,
-        reference.training.num_steps,
-    )
+    for key in ("batch_size", "num_steps"):
+        assert getattr(recipe.training, key) == getattr(reference.training, key)
     mechanism = Mechanism(1437, recipe.training.batch_size, recipe.privacy.noise_multiplier, recipe.training.num_steps)
     assert spent == epsilon(mechanism, 1e-4).epsilon <= 3.0
     less = mechanism.replace(noise_multiplier=0.998 * mechanism.noise_multiplier)
@@ -106,9 +103,6 @@ def test_the_final_recipe_is_calibrated_to_the_budget_and_never_above_it(setting
 
 
 def test_a_recipe_that_states_its_noise_keeps_what_that_spends():
-    from sfumato.accounting.accountants import epsilon
-    from sfumato.accounting.mechanism import Mechanism
-
     search = made_up_search()
     privacy = search.recipe.privacy.model_copy(update={"target_epsilon": None})
     search = dataclasses.replace(search, recipe=search.recipe.model_copy(update={"privacy": privacy}))
@@ -199,18 +193,19 @@ def test_a_gain_of_eight_times_the_spread_is_found_though_levels_of_seeds_differ
     assert sum(one.counts and one.best == 2 for one in found) > 950
 
 
-def test_one_seed_leaves_the_spread_unknown_and_the_best_mean_wins():
-    found = gain([0.8], [[0.7], [0.81], None])
-    assert (found.best, found.needed, found.counts) == (1, None, True)
-    assert found.gain == pytest.approx(0.01)
-
-
-def test_nothing_better_is_no_gain():
-    assert not gain([0.8, 0.81], [[0.7, 0.72], [0.75, 0.6]]).counts
-    assert not gain([0.8, 0.81], [None, None]).counts
-    assert not gain([0.8, 0.81], []).counts
-
-
-def test_a_candidate_that_fails_does_not_hide_the_gain_of_another():
-    """Its spread is fifty times that of the others."""
-    assert gain([0.80, 0.81, 0.79], [[0.1, 0.5, 0.3], [0.83, 0.84, 0.821]]).counts
+@pytest.mark.parametrize(
+    ("current", "candidates", "counts"),
+    [
+        ([0.8, 0.81], [[0.7, 0.72], [0.75, 0.6]], False),
+        ([0.8, 0.81], [None, None], False),
+        ([0.8, 0.81], [], False),
+        # A candidate that fails does not hide the gain of another: its spread is fifty times that of the others.
+        ([0.80, 0.81, 0.79], [[0.1, 0.5, 0.3], [0.83, 0.84, 0.821]], True),
+        ([0.8], [[0.7], [0.81], None], True),  # one seed leaves the spread unknown, and the best mean wins
+    ],
+)
+def test_nothing_better_is_no_gain_and_failures_hide_none(current, candidates, counts):
+    found = gain(current, candidates)
+    assert found.counts == counts
+    if len(current) == 1:
+        assert (found.best, found.needed, found.gain) == (1, None, pytest.approx(0.01))

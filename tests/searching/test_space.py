@@ -77,11 +77,8 @@ def test_a_batch_larger_than_the_images_is_not_proposed():
 
 def test_a_file_gives_groups_in_order_with_lists_and_ranges(tmp_path):
     path = tmp_path / "space.toml"
-    path.write_text(
-        '["learning rate"]\n"optimizer.learning_rate" = {low = 0.5, high = 16.0, log = true}\noptimizer.momentum = '
-        "[0.0, 0.9]\n"
-        '[averaging]\n"ema.decay" = [0.9]\n'
-    )
+    rates = '"optimizer.learning_rate" = {low = 0.5, high = 16.0, log = true}\noptimizer.momentum = [0.0, 0.9]\n'
+    path.write_text(f'["learning rate"]\n{rates}[averaging]\n"ema.decay" = [0.9]\n')
     space = read_space(path)
     assert list(space.groups) == ["learning rate", "averaging"]
     assert space.choices == {

@@ -3,12 +3,16 @@
 import contextlib
 import dataclasses
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,13 +22,9 @@ from sfumato.cli import output
 from sfumato.errors import InputError, MachineError
 from sfumato.searching.space import Space
 from sfumato.searching.study import finished, open_study, parse_url, work
-from tests.searching.made_up_search import accuracy, made_up_search, measured
+from tests.searching.made_up_search import accuracy, made_up_search, measured, quiet
 
 SCRIPT = Path(__file__).with_name("made_up_search.py")
-
-
-def quiet(line):
-    pass
 
 
 @pytest.fixture
@@ -34,6 +34,47 @@ def opened():
         yield lambda url, search=None, **options: stack.enter_context(
             open_study(search or made_up_search(), parse_url(url), "digits", **options)
         )
+
+
+def binaries() -> Path | None:
+    folders = [Path(found).resolve().parent for found in [shutil.which("pg_ctl")] if found]
+    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return next((folder for folder in folders if (folder / "initdb").exists() and (folder / "pg_ctl").exists()), None)
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[str]:
+    """The URL of a fresh, empty database of a server on loopback; skipped where there is no such server."""
+    programs, as_user = binaries(), {}
+    if programs is None:
+        pytest.skip("PostgreSQL's server is not installed (Debian: apt-get install postgresql)")
+    if os.getuid() == 0:  # the server refuses to run as root
+        import pwd
+
+        try:
+            pwd.getpwnam("postgres")
+        except KeyError:
+            pytest.skip("PostgreSQL refuses to run as root, and there is no user postgres")
+        as_user = {"user": "postgres", "group": "postgres", "extra_groups": []}
+    folder = Path(tempfile.mkdtemp(prefix="sfumato-postgresql-"))  # pytest's own folders admit nobody else
+    if as_user:
+        shutil.chown(folder, "postgres", "postgres")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def run(program: str, *words: str) -> None:
+        command = [str(programs / program), "-D", str(folder / "data"), *words]
+        subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL, **as_user)
+
+    run("initdb", "-U", "tester", "--auth=trust", "--no-sync")
+    options = f"-p {port} -c listen_addresses=127.0.0.1 -k {folder}"
+    run("pg_ctl", "-w", "-l", str(folder / "log"), "-o", options, "start")
+    try:
+        yield f"postgresql://tester@127.0.0.1:{port}/postgres"
+    finally:
+        run("pg_ctl", "-m", "immediate", "stop")
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -99,18 +99,10 @@ def test_without_tuned_keys_there_is_one_sweep(tmp_path):
 
 
 def test_a_figure_costs_its_tuning_and_the_dearest_of_each_point_at_most():
-    study = STUDY.model_copy(
-        update={
-            "grid": {"training.batch_size": [32, 64], "training.num_steps": [5, 2], "augmentation.augmult": [1, 3]},
-            "settings": {**STUDY.settings, "augmentation.kind": "crop"},
-            "tuned": ["training.num_steps"],
-            "seeds": 2,
-            "axes": [],
-        }
-    )
-    study = study.model_copy(
-        update={"settings": {k: v for k, v in study.settings.items() if not k.startswith("training.")}}
-    )
+    settings = {key: value for key, value in STUDY.settings.items() if not key.startswith("training.")}
+    grid = {"training.batch_size": [32, 64], "training.num_steps": [5, 2], "augmentation.augmult": [1, 3]}
+    changed = {"settings": {**settings, "augmentation.kind": "crop"}, "grid": grid, "axes": []}
+    study = STUDY.model_copy(update={**changed, "tuned": ["training.num_steps"], "seeds": 2})
     found = cost_at_most(study, plan_figure(study))
     assert found.runs == 4 + 2 * 4  # a run serves both numbers of updates
     assert found.updates == 4 * 5 + 2 * 4 * 5

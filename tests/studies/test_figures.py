@@ -20,6 +20,7 @@ from sfumato.studies.figures import (
 from sfumato.studies.grid import cells_of, flat
 from sfumato.studies.plan import SweepOptions, plan_sweep
 from sfumato.studies.result import Cell, Sweep
+from tests.cli.test_cli import call, json_of, refused
 from tests.studies.test_plan import summed_up
 
 DE = [*("1a", "1b"), *range(2, 12)]
@@ -37,22 +38,13 @@ def test_every_figure_and_table_has_a_file():
 
 
 def test_every_file_is_a_figure_that_a_sweep_or_a_command_answers():
-    for name in ALL:
-        refuse_unfinished(name)
-
-
-def refuse_unfinished(name):
-    figure = read_figure(name)
-    assert (
-        figure.source.partition(",")[0]
-        == {"de2022": "De et al. 2022", "sander2022": "Sander et al. 2022"}[name.partition("/")[0]]
-    )
-    assert (figure.full is None) == (figure.instead is not None)
-    for study in (figure.full, figure.small):
-        if study is None:
-            continue
-        assert study.axes or study.labels or not study.grid or study.tuned
-        assert not study.labels or (set(study.grid) <= set(study.tuned) and len(study.labels) == len(study.cells))
+    papers = {"de2022": "De et al. 2022", "sander2022": "Sander et al. 2022"}
+    for name, figure in ((name, read_figure(name)) for name in ALL):
+        assert figure.source.partition(",")[0] == papers[name.partition("/")[0]]
+        assert (figure.full is None) == (figure.instead is not None)
+        for study in (each for each in (figure.full, figure.small) if each is not None):
+            assert study.axes or study.labels or not study.grid or study.tuned
+            assert not study.labels or (set(study.grid) <= set(study.tuned) and len(study.labels) == len(study.cells))
 
 
 @pytest.mark.parametrize("scale", ["full", "small"])
@@ -210,3 +202,21 @@ def test_what_no_sweep_of_a_figure_can_show_is_refused_when_its_file_is_read(tmp
     path.write_text("\n".join([*kept, lines]))
     with pytest.raises(InputError, match=says):
         read_figure(str(path))
+
+
+def test_figures_are_listed_and_a_full_one_is_planned_with_its_cost(capsys):
+    listed = {figure["name"]: figure for figure in json_of(capsys, "figures", "list")["figures"]}
+    assert listed["de2022/figure-3"]["scales"] == ["full", "small"]
+    assert listed["sander2022/figure-2"]["instead"].startswith("sfumato plan")
+    planned = json_of(capsys, "figures", "run", "de2022/figure-8")
+    assert planned["trained"] is False
+    assert planned["cost"] == {"runs": 25, "updates": 25 * 2468, "view_gradients": 25 * 2468 * 4096 * 16}
+    study = read_figure("de2022/figure-8").full
+    assert planned["not_stated"] and planned["needs"] == study.needs and planned["assumed"] == study.assumed
+    assert "sfumato figures run de2022/figure-8 --train" in call(capsys, "figures", "run", "de2022/figure-8")[1]
+
+
+def test_a_wrong_figure_is_refused_in_one_line_with_status_2(capsys):
+    assert "no figure" in refused(capsys, "figures", "run", "de2022/figure-33", "--json")
+    assert "--scale" in refused(capsys, "figures", "run", "de2022/figure-3", "--scale", "tiny", "--json")
+    assert "sfumato plan" in refused(capsys, "figures", "run", "sander2022/figure-3", "--scale", "small", "--json")

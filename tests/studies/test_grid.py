@@ -7,6 +7,7 @@ import pytest
 
 from sfumato.errors import InputError
 from sfumato.studies.grid import cells_of, parse_grid, read_cells
+from tests.cli.test_cli import refused
 
 GRID = {"optimizer.learning_rate": [1.0, 2.0, 4.0], "ema.decay": [0.9, 0.99], "augmentation.kind": ["none", "flip"]}
 LISTED = [{"privacy.clipping_norm": 1.0}, {"privacy.clipping_norm": 2.0, "training.batch_size": 64}]
@@ -72,6 +73,10 @@ def test_what_is_no_grid_is_refused(texts, says):
         ({"ema.decay": [0.9, 0.9]}, [], "the same"),
         ({"ema.decay": [0.9, 0.99]}, [{"ema.decay": 0.5}], "in the grid and in the list"),
         ({}, [{"ema.decay": 0.5}, {"ema.decay": 0.5}], "the same"),
+        ({"data.split": ["train", "test"]}, [], "data.split cannot be swept: cells would be compared on other images"),
+        ({"data.held_out": ["train", "test"]}, [], "data.held_out cannot be swept: cells would be compared on other"),
+        # Weights of one name in two places are no two cells.
+        ({"model.init_from": ["/a/model.pth", "/b/model.pth"]}, [], "have one name"),
     ],
 )
 def test_a_key_that_cannot_be_swept_is_refused_by_name(grid, listed, says):
@@ -89,12 +94,17 @@ def test_a_file_of_cells_takes_keys_with_dots_and_as_tables(tmp_path):
         read_cells(path)
 
 
-@pytest.mark.parametrize("key", ["data.split", "data.held_out"])
-def test_what_is_held_out_is_not_swept(key):
-    with pytest.raises(InputError, match=f"{key} cannot be swept: cells would be compared on other images"):
-        cells_of({key: ["train", "test"]})
-
-
-def test_weights_of_one_name_in_two_places_are_no_two_cells():
-    with pytest.raises(InputError, match="have one name"):
-        cells_of({"model.init_from": ["/a/model.pth", "/b/model.pth"]})
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "--grid section.key=v1,v2"),
+        (["--grid", "optimizer.learning_rat=1.0,2.0"], "optimizer.learning_rate"),
+        (["--grid", "optimizer.learning_rate=1.0,-1.0"], "learning_rate=-1.0 cannot be"),
+        (["--grid", "optimizer.learning_rate=1.0,fast"], "learning_rate=fast cannot be"),
+        (["--grid", "ema.decay=0.5", "--set", "privacy.noise_multiplie="], "privacy.noise_multiplier"),
+        (["--grid", "ema.decay=0.5", "--seeds", "0"], "--seeds"),
+    ],
+)
+def test_a_wrong_sweep_is_refused_in_one_line_with_status_2(arguments, says, capsys, tmp_path):
+    assert says in refused(capsys, "sweep", "demo/digits", *arguments, "--output", tmp_path / "sweep", "--json")
+    assert not list(tmp_path.rglob("ledger.jsonl"))  # nothing has run

@@ -13,19 +13,13 @@ import pytest
 
 from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.mechanism import Mechanism
+from tests.cli.test_cli import settings
 from tests.training import faults
 
-COMMON = ["sweep", "demo/digits", "--grid", "optimizer.learning_rate=1.0,2.0", "--json"]
-for assignment in (
-    "model.options.width=8",
-    "data.split=train",
-    "privacy.target_epsilon=",
-    "privacy.noise_multiplier=1.0",
-    "training.batch_size=32",
-    "training.num_steps=4",
-    "training.checkpoint_every=2",
-):
-    COMMON += ["--set", assignment]
+SHORT = {"training.batch_size": 32, "training.num_steps": 4, "training.checkpoint_every": 2}
+SHORT |= {"privacy.target_epsilon": "", "privacy.noise_multiplier": 1.0}
+SHORT |= {"model.options.width": 8, "data.split": "train"}
+COMMON = ["sweep", "demo/digits", "--grid", "optimizer.learning_rate=1.0,2.0", "--json", *settings(SHORT)]
 
 
 def json_of(folder):

@@ -130,26 +130,18 @@ def test_one_accountant_for_all_is_the_one_that_was_asked_for():
 
 
 @pytest.mark.parametrize(
-    ("grid", "says"),
+    ("grid", "options", "says"),
     [
-        ({"privacy.delta": [1e-5, 1e-6]}, "different deltas"),
-        ({"data.num_examples": [1000, 1100]}, "same images"),
+        ({"privacy.delta": [1e-5, 1e-6]}, {}, "different deltas"),
+        ({"data.num_examples": [1000, 1100]}, {}, "same images"),
+        ({"privacy.noise_multiplier": [1.0, 0]}, {}, "not every cell is private"),
+        ({"ema.decay": [0.5, 0.9]}, {"paired": True}, "not every cell is private"),
     ],
 )
-def test_no_epsilon_covers_cells_of_other_images_or_deltas(grid, says):
-    settings = {key: value for key, value in FIXED.items() if key not in grid}
-    together, why_not = epsilon_together(planned(grid, settings={**settings, "training.batch_size": 64}).plans)
-    assert together is None
-    assert says in why_not
-
-
-@pytest.mark.parametrize(
-    ("grid", "options"), [({"privacy.noise_multiplier": [1.0, 0]}, {}), ({"ema.decay": [0.5, 0.9]}, {"paired": True})]
-)
-def test_a_sweep_with_a_cell_that_is_not_private_has_no_epsilon(grid, options):
-    sweep = planned(grid, settings={**FIXED, "training.num_steps": 7}, **options)
-    assert not all(cell.plan.private for cell in sweep.cells)
-    assert epsilon_together(sweep.plans) == (None, "not every cell is private")
+def test_no_epsilon_covers_cells_of_other_images_or_deltas_or_one_that_is_not_private(grid, options, says):
+    settings = {key: value for key, value in FIXED.items() if key not in grid} | {"training.batch_size": 64}
+    together, why_not = epsilon_together(planned(grid, settings=settings, **options).plans)
+    assert together is None and says in why_not
 
 
 def summed_up(sweep, folder, accuracies=None, num_lost=0):
@@ -166,9 +158,8 @@ def summed_up(sweep, folder, accuracies=None, num_lost=0):
 def test_each_cell_of_a_shared_run_has_the_epsilon_of_its_own_updates_and_together_they_cost_the_longest(tmp_path):
     sweep = planned(STEPS)
     found, mechanism = summed_up(sweep, tmp_path), sweep.cells[0].plan.mechanism
-    assert [cell.epsilon for cell in found.cells] == [
-        epsilon(mechanism.replace(num_steps=steps), 1e-5).epsilon for steps in (4, 2, 8)
-    ]
+    alone = [epsilon(mechanism.replace(num_steps=steps), 1e-5).epsilon for steps in (4, 2, 8)]
+    assert [cell.epsilon for cell in found.cells] == alone
     assert found.updates_together == 8 and found.epsilon_together == found.cells[2].epsilon
     assert all(cell.shares_runs for cell in found.cells)
 

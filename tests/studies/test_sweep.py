@@ -17,6 +17,8 @@ from sfumato.errors import InputError
 from sfumato.models import registry
 from sfumato.run_folder.record import PRIVATE_METRICS_FILE
 from sfumato.training.state import State
+from tests.cli.test_cli import json_of
+from tests.cli.test_cli import settings as given
 from tests.studies.test_kills import releases
 
 TINY = {
@@ -30,8 +32,8 @@ TINY = {
 }
 
 
-def sweep(folder, grid, settings=TINY, **options):
-    return sfumato.sweep("demo/digits", grid, settings=settings, output=folder, report=lambda line: None, **options)
+def sweep(folder, grid, settings=TINY, recipe="demo/digits", **options):
+    return sfumato.sweep(recipe, grid, settings=settings, output=folder, report=lambda line: None, **options)
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +45,7 @@ def private(tmp_path_factory):
 
 def test_a_private_sweep_has_runs_with_keys_of_their_own_whose_updates_add_up(private):
     found, folder = private
-    assert [cell.settings for cell in found.cells] == [
-        {"optimizer.learning_rate": 1.0},
-        {"optimizer.learning_rate": 2.0},
-    ]
+    assert [cell.settings for cell in found.cells] == [{"optimizer.learning_rate": rate} for rate in (1.0, 2.0)]
     claims = [json.loads((folder / run.run / "privacy.json").read_text()) for c in found.cells for run in c.runs]
     assert len({claim["run_id"] for claim in claims}) == 4
     assert sum(releases(folder).values()) == found.updates_together == 12
@@ -157,11 +156,9 @@ def test_a_shorter_cell_of_a_shared_run_is_a_run_of_that_length_bit_for_bit(weig
     assert [cell.epsilon_if_private for cell in shared.cells] == [
         epsilon(sfumato.Mechanism(1150, 32, 1.0, steps), 1e-5).epsilon for steps in (2, 5)
     ]
-    of_owner = [
-        json.loads((tmp_path / name / "sweep_private.json").read_text())["cells"][0]["runs"]
-        for name in ("shared", "alone")
-    ]
-    assert of_owner[0] == of_owner[1]
+    of_owner = (json.loads((tmp_path / name / "sweep_private.json").read_text()) for name in ("shared", "alone"))
+    one, other = (values["cells"][0]["runs"] for values in of_owner)
+    assert one == other
 
 
 def test_looking_at_training_images_changes_no_update(weights, tmp_path):
@@ -198,12 +195,11 @@ def test_two_workers_make_each_cell_once(tmp_path):
 def images(tmp_path):
     """Two folders of images with the same names."""
     rng = np.random.default_rng(0)
-    for name in ("one", "other"):
-        for label in ("cat", "dog"):
-            for number in range(20):
-                path = tmp_path / name / label / f"{number}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(rng.integers(0, 256, (12, 12), dtype=np.uint8)).save(path)
+    for place in ("one/cat", "one/dog", "other/cat", "other/dog"):
+        (tmp_path / place).mkdir(parents=True)
+        for number in range(20):
+            image = rng.integers(0, 256, (12, 12), dtype=np.uint8)
+            Image.fromarray(image).save(tmp_path / place / f"{number}.png")
     return tmp_path
 
 
@@ -218,17 +214,9 @@ OF_FOLDER = {
 }
 
 
-def of_folder(root, folder, grid=None, settings=OF_FOLDER, **options):
-    return sfumato.sweep(
-        "image-folder",
-        grid or {"optimizer.learning_rate": [1.0, 2.0]},
-        settings=settings,
-        output=folder,
-        data_root=root,
-        paired=True,
-        report=lambda line: None,
-        **options,
-    )
+def of_folder(root, folder, grid=None, settings=OF_FOLDER):
+    grid = grid or {"optimizer.learning_rate": [1.0, 2.0]}
+    return sweep(folder, grid, settings, "image-folder", data_root=root, paired=True)
 
 
 def test_a_finished_sweep_does_not_answer_for_other_images(images):
@@ -278,3 +266,19 @@ def test_a_cell_that_cannot_be_is_named_before_anything_runs(tmp_path, grid, say
     with pytest.raises(InputError, match=says):
         sweep(tmp_path / "sweep", grid, {**settings, "model.pretrained_on": "nothing"})
     assert not (tmp_path / "sweep").exists()
+
+
+def test_the_command_prints_one_strict_object_and_its_csv_and_page_lie_beside(capsys, tmp_path):
+    cells = tmp_path / "cells.toml"
+    cells.write_text("[[cell]]\n[cell.ema]\ndecay = 0.5\n")
+    tiny = {"model.options.width": 8, "training.num_steps": 2, "training.batch_size": 32, "data.split": "train"}
+    chosen = given(tiny | {"privacy.target_epsilon": "", "privacy.noise_multiplier": 1.0})
+    folder, grid = tmp_path / "sweep", ["--grid", "optimizer.learning_rate=1.0", "--paired"]
+    found = json_of(capsys, "sweep", "demo/digits", *chosen, "--cells", cells, *grid, "--output", folder)
+    [cell] = found["cells"]
+    assert cell["settings"] == {"ema.decay": 0.5, "optimizer.learning_rate": 1.0}
+    assert {"seeds", "median", "mean", "std", "standard_error", "runs"} <= cell.keys()
+    assert (cell["seeds"], cell["std"], cell["standard_error"]) == (1, None, None)
+    assert cell["private"] is found["private"] is False
+    assert cell["epsilon"] is found["epsilon_together"] is None
+    assert {"sweep.json", "sweep.csv", "sweep.html", "sweep_private.json"} <= {path.name for path in folder.iterdir()}

@@ -1,0 +1,63 @@
+"""The README and the examples do what they say, and docs/performance.md holds measured figures, and nothing else."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks import report
+from tests.cli.test_cli import photos
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_python_in_the_readme_runs_as_it_stands(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    folder = photos(tmp_path / "xrays", 60, seed=0, contrast=150, noise=30)
+    shutil.copy(folder / "checks" / "1.png", tmp_path / "new-image.png")
+    text = (ROOT / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    names: dict = {}
+    exec(code, names)
+    assert names["result"].private and names["result"].epsilon <= 3
+    assert [answer.class_name in ("stripes", "checks") for answer in names["answers"]] == [True]
+    out, err = capfd.readouterr()
+    assert out.startswith(str(names["result"].accuracy)) and "step " in err
+    assert (tmp_path / "runs" / "xrays" / "report.html").exists()
+
+
+def test_somebodys_own_loop_learns_and_says_what_it_spent():
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "private_loop.py")], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    accuracy, epsilon = map(float, re.search(r"accuracy ([\d.]+) at epsilon ([\d.]+)", done.stdout).groups())
+    assert accuracy > 0.8 and 2 < epsilon < 3
+
+
+def test_making_a_loop_private_takes_about_ten_lines():
+    marked = [line for line in (ROOT / "examples" / "private_loop.py").read_text().splitlines() if "(private)" in line]
+    assert len(marked) <= 11
+
+
+def test_the_page_is_what_the_results_say():
+    assert report.PAGE.read_text(encoding="utf-8") == report.page(), "run: python -m benchmarks.report"
+
+
+def test_no_line_of_the_page_is_wider_than_120_columns():
+    assert max(map(len, report.page().splitlines())) <= 120
+
+
+def test_a_row_that_was_measured_twice_is_taken_from_the_newest_file():
+    newest = report.read("clipping-2-cores-epyc-compiled-vit.json")["results"]
+    ratio = next(row["ratio"] for row in newest if row["engine"] == "graph")
+    lines = report.engine_part(report.ENGINE[0]).splitlines()
+    rows = [line for line in lines if "ViT-tiny, 64 px" in line and "compiled" in line]
+    assert len(rows) == 1
+    assert f"| {report.number(ratio, 2)} |" in rows[0]
+
+
+def test_figures_are_rounded_as_they_are_read():
+    assert [report.number(value, 2) for value in (1.265, 1.2649, 0.075, 9)] == ["1.27", "1.26", "0.08", "9.00"]
