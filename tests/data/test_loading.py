@@ -188,7 +188,7 @@ def test_damaged_real_cifar_batches_are_named_before_they_are_unpickled(tmp_path
     content = (folder / "data_batch_3").read_bytes()
     (copy / "data_batch_3").unlink()
     (copy / "data_batch_3").write_bytes(content[:1000] + b"\0\1\2\3" + content[1004:])
-    refused(f"cifar10 in {tmp_path} is damaged .Dataset not found", load, DataConfig(name="cifar10"), tmp_path, quiet)
+    refused(f"cifar10 in {tmp_path} is damaged: Dataset not found", load, DataConfig(name="cifar10"), tmp_path, quiet)
 
 
 def test_no_pickle_beside_the_images_is_read_in_their_place(tmp_path):

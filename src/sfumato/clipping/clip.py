@@ -19,7 +19,7 @@ from sfumato.errors import InputError
 Coefficient = Callable[[torch.Tensor], torch.Tensor]
 # Below, gradients of norm C have entries whose squares vanish in float32: they would be taken for
 # zero, and not be clipped. Above, 1 / C times a gradient vanishes in float32.
-_LEAST, _MOST = 1e-12, 1e30
+_MIN_NORM, _MAX_NORM = 1e-12, 1e30
 _CHUNK = 512
 
 
@@ -34,9 +34,9 @@ class Clip:
 
     def __post_init__(self) -> None:
         norm = self.clipping_norm
-        if isinstance(norm, bool) or not isinstance(norm, (int, float)) or not _LEAST <= norm <= _MOST:
+        if isinstance(norm, bool) or not isinstance(norm, (int, float)) or not _MIN_NORM <= norm <= _MAX_NORM:
             raise InputError(
-                f"clipping_norm must be a number from {_LEAST:g} to {_MOST:g}, not {norm!r}: float32 holds no squares "
+                f"clipping_norm must be a number from {_MIN_NORM:g} to {_MAX_NORM:g}, not {norm!r}: float32 holds no squares "
                 "beyond. Choose another one, or scale the loss."
             )
 
