@@ -70,16 +70,16 @@ def _tests(folder: str, names: str) -> list[str]:
     return [f"tests/{folder}/test_{name}.py" for name in names.split()]
 
 
-_OF_TRAINING = [*_tests("training", "step noise learner state private_loop"), "tests/training", *_tests("cli", "cli")]
+_OF_TRAINING = _tests("training", "step noise learner state private_loop nonprivate")
 
 # The tests that should notice, fastest first; the longest path that a file's path begins with counts.
 TESTS = {
     "accounting/": ["tests/accounting", "tests/planning"],
-    "clipping/": [*_tests("clipping", "clip clipped_grad rules engine_check"), "tests/clipping"],
+    "clipping/": _tests("clipping", "clip rules clipped_grad engine_check parametrization rows"),
     "planning/": ["tests/planning", *_tests("run_folder", "certificate"), *_OF_TRAINING],
-    "evaluation/": ["tests/evaluation", *_tests("cli", "use cli")],
-    "training/": _OF_TRAINING,
-    "run_folder/": ["tests/run_folder", *_tests("training", "private_loop resume"), *_tests("cli", "cli")],
+    "evaluation/": ["tests/evaluation", *_tests("cli", "use")],
+    "training/": [*_OF_TRAINING, *_tests("training", "first_release resume"), *_tests("cli", "cli")],
+    "run_folder/": ["tests/run_folder", *_tests("training", "private_loop resume")],
     "data/sampling.py": _tests("data", "sampling") + _tests("training", "step learner"),
     "randomness.py": ["tests/test_randomness.py", *_tests("data", "sampling"), *_tests("training", "noise learner")],
     "searching/private.py": _tests("searching", "private"),
