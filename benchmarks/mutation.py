@@ -76,6 +76,8 @@ _OF_TRAINING = _tests("training", "step noise learner state private_loop nonpriv
 TESTS = {
     "accounting/": ["tests/accounting", "tests/planning"],
     "clipping/": _tests("clipping", "clip rules clipped_grad engine_check parametrization rows"),
+    "clipping/model_check.py": _tests("clipping", "model_check engine_check") + _tests("clipping/zoo", "zoo"),
+    "clipping/random_layers.py": _tests("clipping/zoo", "draws") + _tests("clipping", "engine_check"),
     "planning/": ["tests/planning", *_tests("run_folder", "certificate"), *_OF_TRAINING],
     "evaluation/": ["tests/evaluation", *_tests("cli", "use")],
     "training/": [*_OF_TRAINING, *_tests("training", "first_release resume"), *_tests("cli", "cli")],
