@@ -36,8 +36,8 @@ class Clip:
         norm = self.clipping_norm
         if isinstance(norm, bool) or not isinstance(norm, (int, float)) or not _MIN_NORM <= norm <= _MAX_NORM:
             raise InputError(
-                f"clipping_norm must be a number from {_MIN_NORM:g} to {_MAX_NORM:g}, not {norm!r}: float32 holds no squares "
-                "beyond. Choose another one, or scale the loss."
+                f"clipping_norm must be a number from {_MIN_NORM:g} to {_MAX_NORM:g}, not {norm!r}: beyond, float32 "
+                "holds no squares. Choose another one, or scale the loss."
             )
 
     def __call__(self, norms: torch.Tensor) -> torch.Tensor:
