@@ -1,18 +1,18 @@
-"""Do the tests notice a wrong line? Mutants of what epsilon rests on, drawn at random, each before its own tests.
+"""Do the tests notice a wrong line? Mutants of what epsilon rests on, drawn at random, each before tests that call it.
 
-    python -m benchmarks.mutation [--mutants 160] [--workers 1] [--limit 300] [--results FILE]
+    python -m benchmarks.mutation [--mutants 160] [--workers 1] [--limit 300] [--results FILE] [--callers FOLDER]
                                   [--only ID, file or group ...]
 
 A mutant is one small change (benchmarks/mutants.py) to a *copy* of the package in a temporary folder, which stands
-first on PYTHONPATH; the checkout is never changed. Its tests, `TESTS`, run fastest first and stop at the first
-failure. One JSON line for each mutant is added to the results file as soon as it is known, so the same command goes
-on after a kill: mutants that have a line there are not run again. To run some anew, take their lines out. Which ones
-are drawn depends on `SEED` and on the mutated lines alone, whatever changes elsewhere.
+first on PYTHONPATH; the checkout is never changed. First all tests run once, and what they call is written to --callers
+(benchmarks/callers.py; delete it when tests have changed). Before a mutant, those that call its function run, fastest
+first, and stop at the first failure. One JSON line for each mutant is added to the results file as soon as it is known,
+so the same command goes on after a kill: mutants that have a line there are not run again. To run some anew, take their
+lines out. Which ones are drawn depends on `SEED` and on the mutated lines alone, whatever changes elsewhere.
 
-What the tests say of the unchanged copy is found first ("before": null in the results): where they fail, no mutant
-means anything, and the run stops. Verdicts: "killed", by the test that is named; "time", stopped after --limit
-seconds, many times what the unchanged copy takes; "survived": a law is missing, or the change changes nothing that
-is promised. LOG.md says which.
+Last, the tests that killed must pass on the unchanged copy. Verdicts: "killed", by the test that is named; "time",
+stopped after --limit seconds, three times what its tests may take on the unchanged code; "survived": a law is missing,
+or the change changes nothing that is promised. LOG.md says which.
 """
 
 import argparse
@@ -29,9 +29,11 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from benchmarks.machine import machine
@@ -66,30 +68,49 @@ ROUND = [
 ]
 
 
-def _tests(folder: str, names: str) -> list[str]:
-    return [f"tests/{folder}/test_{name}.py" for name in names.split()]
+class Suites:
+    """Of every test, how long it took, and what it called (`benchmarks.callers`); found by one run of all."""
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            command = [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-n",
+                "2",
+                "--dist",
+                "loadfile",
+                "-p",
+                "benchmarks.callers",
+            ]
+            subprocess.run(command, cwd=ROOT, env={**os.environ, "SFUMATO_CALLERS": str(folder)}, check=True)
+        lines = [json.loads(line) for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()]
+        self._seconds = {line["test"]: line["seconds"] for line in lines}
+        self._callers: dict[str, set[str]] = {}
+        for line in lines:
+            for call in (*line["calls"], *{call.partition("::")[0] for call in line["calls"]}):
+                self._callers.setdefault(call, set()).add(line["test"])
+
+    def of(self, mutant: Mutant, most: float) -> list[str]:
+        """Those that call the mutated function, or else its file's; the fastest first, `most` seconds of them."""
+        calls = [f"{mutant.file}::{name}" for name in _functions(compile(mutant.source, "", "exec"), mutant.line)]
+        callers = next(filter(None, (self._callers.get(call) for call in [*reversed(calls), mutant.file])))
+        ordered = sorted(callers, key=lambda test: (self._seconds[test], test))
+        total = accumulate(self._seconds[test] for test in ordered)
+        return [test for test, seconds in zip(ordered, total, strict=True) if seconds <= most] or ordered[:1]
 
 
-_OF_TRAINING = _tests("training", "step noise learner state private_loop nonprivate")
-
-# The tests that should notice, fastest first; the longest path that a file's path begins with counts.
-TESTS = {
-    "accounting/": ["tests/accounting", "tests/planning"],
-    "clipping/": _tests("clipping", "clip rules clipped_grad engine_check parametrization rows"),
-    "clipping/model_check.py": _tests("clipping", "model_check engine_check") + _tests("clipping/zoo", "zoo"),
-    "clipping/random_layers.py": _tests("clipping/zoo", "draws") + _tests("clipping", "engine_check"),
-    "planning/": ["tests/planning", *_tests("run_folder", "certificate"), *_OF_TRAINING],
-    "evaluation/": ["tests/evaluation", *_tests("cli", "use")],
-    "training/": [*_OF_TRAINING, *_tests("training", "first_release resume"), *_tests("cli", "cli")],
-    "run_folder/": ["tests/run_folder", *_tests("training", "private_loop resume")],
-    "data/sampling.py": _tests("data", "sampling") + _tests("training", "step learner"),
-    "randomness.py": ["tests/test_randomness.py", *_tests("data", "sampling"), *_tests("training", "noise learner")],
-    "searching/private.py": _tests("searching", "private"),
-}
-
-
-def tests_of(file: str) -> list[str]:
-    return TESTS[max((prefix for prefix in TESTS if file.startswith(prefix)), key=len)]
+def _functions(code: CodeType, line: int) -> Iterator[str]:
+    """The names of functions around a line, the outer first."""
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            last = max(number or 0 for _, _, number in inner.co_lines())
+            if inner.co_firstlineno <= line <= last:
+                yield inner.co_qualname
+                yield from _functions(inner, line)
 
 
 def chosen(number: int) -> list[Mutant]:
@@ -110,12 +131,24 @@ def chosen(number: int) -> list[Mutant]:
 
 
 def verdict(tests: list[str], mutant: Mutant | None, limit: float) -> dict[str, Any]:
-    """What the tests say of a copy of the package, mutated perhaps."""
+    """What the tests say of a copy of the package, mutated perhaps; all of them, where it is not."""
     with tempfile.TemporaryDirectory(prefix="sfumato-mutant-") as folder:
         shutil.copytree(PACKAGE, Path(folder, "sfumato"), ignore=shutil.ignore_patterns("__pycache__"))
         if mutant is not None:
             Path(folder, "sfumato", mutant.file).write_bytes(mutant.source)
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", *tests]
+        Path(folder, "tests").write_text("\n".join(tests), encoding="utf-8")
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "--tb=no",
+            "-rfE",
+            "-p",
+            "no:cacheprovider",
+            f"@{folder}/tests",
+        ]
+        command += ["-x"] if mutant else []
         of_tests = {"PYTHONPATH": folder, "OMP_WAIT_POLICY": "PASSIVE", "HYPOTHESIS_STORAGE_DIRECTORY": folder}
         start = time.monotonic()
         process = subprocess.Popen(
@@ -137,12 +170,12 @@ def verdict(tests: list[str], mutant: Mutant | None, limit: float) -> dict[str, 
     seconds = round(time.monotonic() - start, 1)
     if process.returncode == 0:
         return {"verdict": "survived", "by": None, "seconds": seconds}
-    named = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    named = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", output, re.MULTILINE)
     by = named.group(1) if named else f"pytest ended with status {process.returncode}"
     return {"verdict": "killed", "by": by, "seconds": seconds}
 
 
-def run(wanted: list[Mutant], results: Path, workers: int, limit: float) -> None:
+def run(wanted: list[Mutant], suites: Suites, results: Path, workers: int, limit: float) -> None:
     known = read(results)
     lock = threading.Lock()
 
@@ -151,23 +184,20 @@ def run(wanted: list[Mutant], results: Path, workers: int, limit: float) -> None
             file.write(json.dumps(line) + "\n")
             print(json.dumps(line), flush=True)
 
-    def unchanged(tests: str) -> None:
-        line = {"id": tests, "before": None, **verdict(tests.split(), None, limit)}
-        if line["verdict"] != "survived":
-            raise SystemExit(f"Without any mutant, {line['id']} fails: {line['by']}.")
-        note(line)
-
     def judge(mutant: Mutant) -> None:
         about = dataclasses.asdict(mutant)
         del about["source"]
-        note({**about, **verdict(tests_of(mutant.file), mutant, limit), "commit": commit})
+        tests = suites.of(mutant, limit / 3)
+        note({**about, "tests": len(tests), **verdict(tests, mutant, limit), "commit": commit})
 
     commit = machine()["commit"]
     with ThreadPoolExecutor(workers) as pool:
-        new = [mutant for mutant in wanted if mutant.id not in known]
-        suites = dict.fromkeys(" ".join(tests_of(mutant.file)) for mutant in new)
-        list(pool.map(unchanged, [tests for tests in suites if tests not in known]))
-        list(pool.map(judge, new))
+        list(pool.map(judge, [mutant for mutant in wanted if mutant.id not in known]))
+    known = read(results)
+    killers = sorted({known[mutant.id]["by"] for mutant in wanted} - {None})
+    unchanged = verdict(killers, None, 10 * limit)
+    if unchanged["verdict"] != "survived":
+        raise SystemExit(f"Without any mutant, {unchanged['by']} fails: what it killed counts for nothing.")
 
 
 def read(results: Path) -> dict[str, dict[str, Any]]:
@@ -207,11 +237,12 @@ if __name__ == "__main__":
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--limit", type=float, default=300)
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--callers", type=Path, default=Path(tempfile.gettempdir(), "sfumato-callers"))
     parser.add_argument("--only", nargs="*", default=[], metavar="ID, file or group")
     arguments = parser.parse_args()
     wanted = chosen(arguments.mutants)
     if arguments.only:
         only = set(arguments.only)
         wanted = [mutant for mutant in wanted if only & {mutant.id, mutant.file, group_of(mutant)}]
-    run(wanted, arguments.results, arguments.workers, arguments.limit)
+    run(wanted, Suites(arguments.callers), arguments.results, arguments.workers, arguments.limit)
     summary(wanted, arguments.results)

@@ -94,7 +94,7 @@ def test_a_score_that_noise_covers_moves_by_one_image_at_most_though_no_check_fo
         ('"model.options.depth" = [16]', "no option depth"),
         ('"model.name" = ["my_net:net"]', "--trust my_net"),
         (
-            '"augmentation.kind" = ["tan"]\n"augmentation.augmult" = [1]\n"augmentation.padding" = [2, 8]',
+            '"augmentation.kind" = ["none", "tan"]\n"augmentation.augmult" = [1]\n"augmentation.padding" = [2, 8]',
             "augmentation.padding = 8",
         ),
     ],

@@ -70,6 +70,10 @@ def test_parameters_that_nothing_can_be_done_with_are_named(model, says):
     assert says in str(findings(model, torch.zeros(2, 8))[0])
 
 
+def test_a_layer_is_named_and_not_what_holds_it():
+    assert [finding.path for finding in findings(nn.Sequential(nn.Sequential(COMPLEX)), torch.zeros(2, 8))] == ["0.0"]
+
+
 @pytest.mark.parametrize("layer", [nn.BatchNorm2d(8), nn.BatchNorm2d(8, affine=False), nn.SyncBatchNorm(8)])
 def test_a_fixed_model_passes(layer):
     model = built(layer)

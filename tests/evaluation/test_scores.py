@@ -3,6 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from sfumato.data.images import ImageSet
@@ -85,6 +86,15 @@ def test_intervals_of_people_hold_where_one_person_s_images_are_right_together(n
         covered += low <= share <= high
         as_independent += lower <= share <= higher
     assert covered >= 0.92 * 300 and as_independent < 0.8 * 300
+
+
+def test_people_whose_images_are_all_alike_count_once_each():
+    """As many independent images as a sample of people has degrees of freedom, and Student's t for them."""
+    num_people, z = 12, stats.norm.ppf(0.975)
+    right = torch.arange(num_people).repeat_interleave(5) < 7
+    count = (num_people - 1) * (z / stats.t.ppf(0.975, num_people - 1)) ** 2
+    found = interval(right, np.arange(num_people).repeat(5).astype(str).tolist())
+    assert found == pytest.approx(wilson(7 / 12 * count, count), abs=1e-6)
 
 
 def test_people_with_one_image_each_are_independent_images():

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import jsonschema
 import numpy as np
@@ -116,6 +117,18 @@ def test_a_search_on_public_images_never_reads_the_private_ones(capsys, tmp_path
     assert found["search_data"] == "digits" and found["epsilon_search_inclusive"] == found["epsilon_final"] <= 3.0
     final = config.parse(config.read(tmp_path / "search" / "recipe.toml"))
     assert (final.data.name, final.privacy.search_data) == ("folder", "public")
+
+
+def test_public_images_of_other_classes_cannot_compare_trials(capsys, tmp_path, space):
+    for name in ("a", "b"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(150):
+            Image.new("L", (8, 8), number).save(tmp_path / "images" / name / f"{number}.png")
+    recipe = Path(recipe_for(tmp_path))
+    recipe.write_text(recipe.read_text().replace(str(list("0123456789")), '["a", "b"]'))
+    words = ["search", recipe, "--trials", "2", "--paid", "--data", "digits", "--space", space]
+    line = refused(capsys, *words, "--output", tmp_path / "search")
+    assert "digits has 10 classes" in line and "the recipe 2 of" in line and not (tmp_path / "search").exists()
 
 
 @pytest.mark.parametrize("scored", ["by public images", "by noisy numbers"])

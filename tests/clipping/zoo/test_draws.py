@@ -11,7 +11,7 @@ from torch.distributions import Normal
 from torch.nn import functional as F
 
 from sfumato.clipping import clipped_grad
-from sfumato.clipping.random_layers import _mix
+from sfumato.clipping.random_layers import KeyedDraws, _mix, draw_seeds
 from sfumato.errors import InputError
 from tests.clipping.problems import FIXED, Do, cross_entropy, distance, norm
 from tests.clipping.zoo.law import BY_NAME, ENTRIES, IDS, KEY, pictures
@@ -213,6 +213,20 @@ def test_channels_are_dropped_whole():
     values = alone(layer, image, "auto").view(256, 4)
     assert (values == values[:, :1]).all()
     assert abs((values[:, 0] != 0).double().mean().item() - 0.7) < 5 * (0.21 / 256) ** 0.5
+
+
+def test_an_operation_that_is_told_to_evaluate_draws_nothing_and_one_that_trains_draws_by_its_key():
+    rows, seeds = torch.rand(4, 100) + 1, draw_seeds(KEY, IDS[:4], 1)
+    for call in (torch.native_dropout, lambda x, rate, trains: (F.rrelu(-x, rate / 2, rate, trains),)):
+        with KeyedDraws(None):
+            still = call(rows, 0.5, False)[0]
+        with KeyedDraws(None), pytest.raises(InputError):
+            call(rows, 0.5, True)
+        assert torch.equal(still, call(rows, 0.5, False)[0])
+    with KeyedDraws(seeds, (0,)):
+        first = torch.native_dropout(rows, 0.5, True)[0]
+    with KeyedDraws(seeds, (0,)):
+        assert torch.equal(torch.native_dropout(rows, 0.5, True)[0], first) and not torch.equal(first, rows)
 
 
 def test_alpha_dropout_keeps_mean_and_variance():
