@@ -89,18 +89,23 @@ class Suites:
             subprocess.run(command, cwd=ROOT, env={**os.environ, "SFUMATO_CALLERS": str(folder)}, check=True)
         lines = [json.loads(line) for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()]
         self._seconds = {line["test"]: line["seconds"] for line in lines}
+        self._places = {line["test"]: (line["test"].partition("::")[0], at) for at, line in enumerate(lines)}
         self._callers: dict[str, set[str]] = {}
         for line in lines:
             for call in (*line["calls"], *{call.partition("::")[0] for call in line["calls"]}):
                 self._callers.setdefault(call, set()).add(line["test"])
 
     def of(self, mutant: Mutant, most: float) -> list[str]:
-        """Those that call the mutated function, or else its file's; the fastest first, `most` seconds of them."""
+        """Those that call the mutated function, or else its file's: the fastest, `most` seconds, file by file."""
         calls = [f"{mutant.file}::{name}" for name in _functions(compile(mutant.source, "", "exec"), mutant.line)]
         callers = next(filter(None, (self._callers.get(call) for call in [*reversed(calls), mutant.file])))
         ordered = sorted(callers, key=lambda test: (self._seconds[test], test))
         total = accumulate(self._seconds[test] for test in ordered)
-        return [test for test, seconds in zip(ordered, total, strict=True) if seconds <= most] or ordered[:1]
+        taken = [test for test, seconds in zip(ordered, total, strict=True) if seconds <= most] or ordered[:1]
+        of_file = Counter[str]()  # pytest sets a module's fixtures up once where its tests stand together
+        for test in taken:
+            of_file[test.partition("::")[0]] += self._seconds[test]
+        return sorted(taken, key=lambda test: (of_file[test.partition("::")[0]], self._places[test]))
 
 
 def _functions(code: CodeType, line: int) -> Iterator[str]:
