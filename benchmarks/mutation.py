@@ -5,13 +5,14 @@
 
 A mutant is one small change (benchmarks/mutants.py) to a *copy* of the package in a temporary folder, which stands
 first on PYTHONPATH; the checkout is never changed. First all tests run once, and what they call is written to --callers
-(benchmarks/callers.py; delete it when tests have changed). Before a mutant, those that call its function run, fastest
-first, and stop at the first failure. One JSON line for each mutant is added to the results file as soon as it is known,
-so the same command goes on after a kill: mutants that have a line there are not run again. To run some anew, take their
-lines out. Which ones are drawn depends on `SEED` and on the mutated lines alone, whatever changes elsewhere.
+(benchmarks/callers.py; delete it when tests have changed). Before a mutant, those that call its function run, those
+that call little else first, and stop at the first failure. One JSON line for each mutant is added to the results file
+as soon as it is known, so the same command goes on after a kill: mutants that have a line there are not run again. To
+run some anew, take their lines out. Which ones are drawn depends on `SEED` and on the mutated lines alone, whatever
+changes elsewhere.
 
 Last, the tests that killed must pass on the unchanged copy. Verdicts: "killed", by the test that is named; "time",
-stopped after --limit seconds, three times what its tests may take on the unchanged code; "survived": a law is missing,
+stopped after --limit seconds, five times what its tests may take on the unchanged code; "survived": a law is missing,
 or the change changes nothing that is promised. LOG.md says which.
 """
 
@@ -74,21 +75,12 @@ class Suites:
     def __init__(self, folder: Path) -> None:
         if not folder.exists():
             folder.mkdir(parents=True)
-            command = [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-q",
-                "-n",
-                "2",
-                "--dist",
-                "loadfile",
-                "-p",
-                "benchmarks.callers",
-            ]
-            subprocess.run(command, cwd=ROOT, env={**os.environ, "SFUMATO_CALLERS": str(folder)}, check=True)
+            command = "pytest -q -n 2 --dist loadfile -p benchmarks.callers".split()
+            environment = {**os.environ, "SFUMATO_CALLERS": str(folder)}
+            subprocess.run([sys.executable, "-m", *command], cwd=ROOT, env=environment, check=True)
         lines = [json.loads(line) for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()]
         self._seconds = {line["test"]: line["seconds"] for line in lines}
+        self._num_calls = {line["test"]: len(line["calls"]) for line in lines}
         self._places = {line["test"]: (line["test"].partition("::")[0], at) for at, line in enumerate(lines)}
         self._callers: dict[str, set[str]] = {}
         for line in lines:
@@ -96,16 +88,19 @@ class Suites:
                 self._callers.setdefault(call, set()).add(line["test"])
 
     def of(self, mutant: Mutant, most: float) -> list[str]:
-        """Those that call the mutated function, or else its file's: the fastest, `most` seconds, file by file."""
+        """Those that call the mutated function, or else its file's, for `most` seconds; those that call least first."""
         calls = [f"{mutant.file}::{name}" for name in _functions(compile(mutant.source, "", "exec"), mutant.line)]
         callers = next(filter(None, (self._callers.get(call) for call in [*reversed(calls), mutant.file])))
-        ordered = sorted(callers, key=lambda test: (self._seconds[test], test))
+        ordered = sorted(callers, key=self._reach)
         total = accumulate(self._seconds[test] for test in ordered)
         taken = [test for test, seconds in zip(ordered, total, strict=True) if seconds <= most] or ordered[:1]
-        of_file = Counter[str]()  # pytest sets a module's fixtures up once where its tests stand together
+        rank: dict[str, int] = {}  # of files: pytest sets a module's fixtures up once where its tests stand together
         for test in taken:
-            of_file[test.partition("::")[0]] += self._seconds[test]
-        return sorted(taken, key=lambda test: (of_file[test.partition("::")[0]], self._places[test]))
+            rank.setdefault(test.partition("::")[0], len(rank))
+        return sorted(taken, key=lambda test: (rank[test.partition("::")[0]], self._places[test]))
+
+    def _reach(self, test: str) -> tuple[int, str]:
+        return self._num_calls[test], test
 
 
 def _functions(code: CodeType, line: int) -> Iterator[str]:
@@ -192,7 +187,7 @@ def run(wanted: list[Mutant], suites: Suites, results: Path, workers: int, limit
     def judge(mutant: Mutant) -> None:
         about = dataclasses.asdict(mutant)
         del about["source"]
-        tests = suites.of(mutant, limit / 3)
+        tests = suites.of(mutant, limit / 5)
         note({**about, "tests": len(tests), **verdict(tests, mutant, limit), "commit": commit})
 
     commit = machine()["commit"]
