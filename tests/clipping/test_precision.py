@@ -11,8 +11,8 @@ from sfumato.clipping.graph.rules.site import MaterializedGrads
 from sfumato.errors import InputError
 from sfumato.models.layers import WeightStandardizedConv2d
 from tests.clipping.problems import FIXED as CONTIGUOUS
+from tests.clipping.problems import Do, norm
 from tests.clipping.problems import cross_entropy as loss_fn
-from tests.clipping.problems import norm
 
 
 class Net(nn.Module):
@@ -108,6 +108,22 @@ def test_gradients_are_near_those_of_float32_and_summed_in_float32(conv):
     torch.testing.assert_close(low.grad_norms, exact.grad_norms, rtol=0.03, atol=0)
     assert F.cosine_similarity(whole(low.grad_sum), whole(exact.grad_sum), dim=0) > 0.999
     assert not torch.equal(whole(low.grad_sum), whole(exact.grad_sum))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.GroupNorm(2, 4), nn.InstanceNorm2d(4, affine=True), nn.PReLU(4), nn.LayerNorm(8), nn.Conv2d(4, 4, 1)],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_images_that_the_model_made_wider_meet_weights_in_bf16_too(layer):
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), Do(lambda x: x * torch.ones(x.shape[0], 1, 1, 1)), layer, nn.Flatten())
+    inputs, targets = torch.randn(6, 3, 8, 8), torch.randint(4, (6,))
+    exact, low = (
+        clipped_grad(model, loss_fn, clipping_norm=1.0, engine="graph", precision=precision)(inputs, targets)
+        for precision in ("float32", "bf16")
+    )
+    torch.testing.assert_close(low.grad_norms, exact.grad_norms, rtol=0.1, atol=0)
+    assert norm(low.grad_sum) <= 6.001
 
 
 def test_bf16_needs_the_engine_that_rounds_nothing_else():

@@ -32,7 +32,6 @@ def attention_over_rows(x):
     return F.scaled_dot_product_attention(x[None], x[None], x[None])[0]
 
 
-# The first ones begin to matter at more rows, or other values, than any test tries.
 @torch.library.custom_op("sfumato_tests::silu", mutates_args=())
 def flipped_rows(x: torch.Tensor) -> torch.Tensor:
     """Bears the name of an operation that leaves rows apart."""
@@ -46,6 +45,7 @@ def counted_by_einsum(x):
     return x * torch.where(torch.einsum("n,md->md", torch.ones_like(x)[:, 0], torch.ones_like(x)) > 32, -1, 1)
 
 
+# The first ones begin to matter at more rows, or other values, than any test tries.
 REFUSED = {
     "counted by einsum": counted_by_einsum,
     "batch statistics of large values": lambda x: x + F.batch_norm((x - 1e5).relu(), None, None, training=True),

@@ -19,7 +19,7 @@ from sfumato.data.loading import load
 from sfumato.evaluation.trained import load as load_trained
 from sfumato.randomness import Stream
 from sfumato.run_folder import ledger
-from sfumato.training import first_release
+from sfumato.training import first_release, step
 from sfumato.training.first_release import SENSITIVITY, MeanFeatures
 from sfumato.training.loop import Progress
 from tests.accounting import truth
@@ -183,6 +183,23 @@ def test_the_ledger_has_one_first_release_and_epsilon_is_that_of_both_together(t
     assert sfumato.resume(tmp_path / "run").epsilon == result.epsilon
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["epsilon"] for line in lines][-1] == result.epsilon
+
+
+def test_every_drawing_of_noise_finds_its_line_on_disk(tmp_path, monkeypatch):
+    """The first release's too."""
+    folder, lines = tmp_path / "run", []
+
+    def noted(real):
+        def draw(*given):
+            lines.append(steps_of(folder))
+            return real(*given)
+
+        return draw
+
+    for module in (step, first_release):
+        monkeypatch.setattr(module, "add_noise", noted(module.add_noise))
+    sfumato.train(recipe_of(), folder)
+    assert lines == [list(range(release + 1)) for release in range(STEPS + 1)]
 
 
 @pytest.mark.parametrize(("die_at", "is_lost"), [(("ledger", 2, 1.0), True), (("ledger", 3, 0.5), False)])

@@ -66,7 +66,7 @@ class DataConfig(Section):
     class_proportions: list[PositiveFloat] | None = None
     """Public share of each class; used in the loss and in the decision."""
     image_size: Annotated[int, Field(ge=8, le=1024)] | None = None
-    """Height and width in pixels to which a folder's images are resized."""
+    """Height and width in pixels to which images are resized."""
     resize_ratio: Annotated[float, Field(ge=1, le=2)] = 1.0
     """Images are resized to this multiple of image_size: crops are parts of it, drawn at random, without
     padding, and what is not cropped at random is its centre (De et al. 2022, C.2: 1.2 for ImageNet).

@@ -86,7 +86,7 @@ class NamedListing:
             rows = imagenet.small_images(name, self._named, root, self._report)
             images, labels = (torch.from_numpy(rows.columns[column]) for column in ("values", "labels"))
             return self._images(images, labels, rows)
-        return self._images(*(self._mnist(root) if "mnist" in name else self._of_torchvision(root)))
+        return self._images(*(self._of_idx(root) if "idx3" in self._named.files[0] else self._of_torchvision(root)))
 
     def _images(self, images: torch.Tensor, labels: torch.Tensor, rows: Rows | None = None) -> ImageSet:
         """Of the pixels (N, C, H, W), uint8, and labels (N,), int64, that its files hold."""
@@ -107,7 +107,7 @@ class NamedListing:
             store=rows,
         )
 
-    def _mnist(self, root: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    def _of_idx(self, root: Path) -> tuple[torch.Tensor, torch.Tensor]:
         # torchvision's own class would prefer other files beside these, pickles of which nothing is known
         from torchvision.datasets.mnist import read_image_file, read_label_file
 

@@ -35,10 +35,10 @@ class NamedSet:
 
     Attributes:
         classes: Names in label order.
-        num_train: Images of its training part: what "train+valid" trains on.
+        num_train: Images of its training part, those of `num_valid` among them: what "train+valid" trains on.
         num_valid: How many of them "train" holds out (De et al. 2022, Table 11).
         num_test: Images of its test part.
-        shape: (channels, height, width).
+        shape: (channels, height, width), which are equal.
         mean: Per channel, published.
         std: Per channel, published.
         max_value: The integer that is scaled to 1.

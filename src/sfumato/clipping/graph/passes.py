@@ -26,7 +26,7 @@ from sfumato.clipping.random_layers import KeyedDraws
 from sfumato.torch_internals import tree_map
 
 MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-# Operations that refuse tensors of two types.
+# Operations that refuse tensors of two types, though no weight may be among them.
 _PRODUCTS = tuple(
     f"aten.{name}" for name in "linear conv matmul bmm mm addmm baddbmm einsum scaled_dot_product".split()
 )
@@ -139,7 +139,7 @@ class _Pass:
     def _call(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One operation; at a site, its output's gradient is caught."""
         site = self._passes.traced.sites.get(node)
-        if self._low is not None and str(node.target).startswith(_PRODUCTS):  # they take one type only
+        if self._low is not None and (site is not None or str(node.target).startswith(_PRODUCTS)):
             args, kwargs = tree_map(self._lowered, (args, kwargs))
         if site is None:
             is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

@@ -3,17 +3,21 @@
 Rules are for operations of PyTorch (ATen), not for layers; most layers need none. For a new
 operation:
 
-1. Is one needed? Without a rule `site.by_vmap` differentiates the operation alone. A rule makes
-   it faster.
-2. Is it known to compute each row by itself? The table of `sfumato.clipping.graph.rows` must list
-   it, or no model that has it is taken.
+1. Is it known to compute each row by itself? The table of `sfumato.clipping.graph.rows` must list
+   it, or no model that has it is taken ("is not known to compute each row by itself"). Often that is
+   all. Add a model to `ALLOWED` in tests/clipping/test_rows.py, and one that joins rows by it, if
+   any does, to `REFUSED`.
+2. Is a rule needed? Without one `site.by_vmap` differentiates the operation alone: right, and slow
+   where PyTorch warns of a missing batching rule. A rule makes it faster.
 3. Write a method, `f(SiteRecord, argument) -> PerExampleGrads`: `MaterializedGrads` where it writes
    gradients out; else a class with `square_norms` (and a bound on their rounding, docs/engine.md)
    and `weighted_sum`.
 4. Name it in `METHODS` and in `candidates`; one that never writes gradients out in `GHOSTS` as
    well.
 5. Add cases to tests/clipping/test_rules.py, which compares each method with a loop over single
-   images; for a ghost also to tests/clipping/test_cancelling.py.
+   images; for a ghost also to tests/clipping/test_cancelling.py. Add a model to the zoo
+   (tests/clipping/zoo/harmless.py): `-m slow` runs all of it, and `REPRESENTATIVES` in its
+   test_zoo.py are the quick ones.
 """
 
 import torch
