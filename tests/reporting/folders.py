@@ -57,6 +57,7 @@ IN_RESULT = (
 ).split()
 PUBLIC: dict[str, Any] = {
     "num_examples": 1437,
+    "num_canaries": 0,
     "num_held_out": 360,
     "classes_from": "the data set digits",
     "image_size": 8,

@@ -50,7 +50,7 @@ class PublicInputs(Record):
 
     num_examples: int
     num_people: int | None
-    num_canaries: int = 0
+    num_canaries: int
     num_held_out: int
     classes: Classes
     classes_from: str

@@ -122,7 +122,8 @@ def trace(model: nn.Module, row: torch.Tensor) -> Traced:
 
     Raises:
         InputError: If the model cannot be traced for any number of rows, or has an operation that may join rows; if a
-            trainable parameter reaches no operation on the images, or a site gives what per-example gradients are not known of (it is named).
+            trainable parameter reaches no operation on the images, or a site gives what no per-example gradient is
+            known of (it is named).
     """
     program = _export(model, torch.zeros(_TRACED_ROWS, *row.shape[1:], dtype=row.dtype, device=row.device))
     images, placeholders = _inputs(program, model)
