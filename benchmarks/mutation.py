@@ -12,7 +12,7 @@ run some anew, take their lines out. Which ones are drawn depends on `SEED` and 
 changes elsewhere.
 
 Last, the tests that killed must pass on the unchanged copy. Verdicts: "killed", by the test that is named; "time",
-stopped after --limit seconds, five times what its tests may take on the unchanged code; "survived": a law is missing,
+stopped after --limit seconds, three times what its tests may take on the unchanged code; "survived": a law is missing,
 or the change changes nothing that is promised. LOG.md says which.
 """
 
@@ -91,16 +91,18 @@ class Suites:
         """Those that call the mutated function, or else its file's, for `most` seconds; those that call least first."""
         calls = [f"{mutant.file}::{name}" for name in _functions(compile(mutant.source, "", "exec"), mutant.line)]
         callers = next(filter(None, (self._callers.get(call) for call in [*reversed(calls), mutant.file])))
-        ordered = sorted(callers, key=self._reach)
+        turns, ordered = Counter[str](), []  # one set of parameters of each test function first, then the next
+        for test in sorted(callers, key=lambda test: (self._num_calls[test], test)):
+            function = test.partition("[")[0]
+            ordered.append((turns[function], len(ordered), test))
+            turns[function] += 1
+        ordered = [test for *_, test in sorted(ordered)]
         total = accumulate(self._seconds[test] for test in ordered)
         taken = [test for test, seconds in zip(ordered, total, strict=True) if seconds <= most] or ordered[:1]
         rank: dict[str, int] = {}  # of files: pytest sets a module's fixtures up once where its tests stand together
         for test in taken:
             rank.setdefault(test.partition("::")[0], len(rank))
         return sorted(taken, key=lambda test: (rank[test.partition("::")[0]], self._places[test]))
-
-    def _reach(self, test: str) -> tuple[int, str]:
-        return self._num_calls[test], test
 
 
 def _functions(code: CodeType, line: int) -> Iterator[str]:
@@ -136,19 +138,10 @@ def verdict(tests: list[str], mutant: Mutant | None, limit: float) -> dict[str, 
         shutil.copytree(PACKAGE, Path(folder, "sfumato"), ignore=shutil.ignore_patterns("__pycache__"))
         if mutant is not None:
             Path(folder, "sfumato", mutant.file).write_bytes(mutant.source)
-        Path(folder, "tests").write_text("\n".join(tests), encoding="utf-8")
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "--tb=no",
-            "-rfE",
-            "-p",
-            "no:cacheprovider",
-            f"@{folder}/tests",
-        ]
-        command += ["-x"] if mutant else []
+        own = [test.replace("src/", f"{folder}/", 1) if test.startswith("src/") else test for test in tests]
+        Path(folder, "tests").write_text("\n".join(own), encoding="utf-8")  # examples in docstrings are the copy's
+        options = "-q --tb=no -rfE -p no:cacheprovider -c pyproject.toml --rootdir ." + " -x" * (mutant is not None)
+        command = [sys.executable, "-m", "pytest", *options.split(), f"@{folder}/tests"]
         of_tests = {"PYTHONPATH": folder, "OMP_WAIT_POLICY": "PASSIVE", "HYPOTHESIS_STORAGE_DIRECTORY": folder}
         start = time.monotonic()
         process = subprocess.Popen(
@@ -171,7 +164,8 @@ def verdict(tests: list[str], mutant: Mutant | None, limit: float) -> dict[str, 
     if process.returncode == 0:
         return {"verdict": "survived", "by": None, "seconds": seconds}
     named = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", output, re.MULTILINE)
-    by = named.group(1) if named else f"pytest ended with status {process.returncode}"
+    name = named.group(1) if named else f"pytest ended with status {process.returncode}"
+    by = next((test for test in tests if test.endswith(name)), name)
     return {"verdict": "killed", "by": by, "seconds": seconds}
 
 
@@ -187,7 +181,7 @@ def run(wanted: list[Mutant], suites: Suites, results: Path, workers: int, limit
     def judge(mutant: Mutant) -> None:
         about = dataclasses.asdict(mutant)
         del about["source"]
-        tests = suites.of(mutant, limit / 5)
+        tests = suites.of(mutant, limit / 3)
         note({**about, "tests": len(tests), **verdict(tests, mutant, limit), "commit": commit})
 
     commit = machine()["commit"]
