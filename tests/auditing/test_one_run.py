@@ -26,8 +26,8 @@ from sfumato.evaluation import trained
 from sfumato.planning.resolve import resolve, resolve_without_privacy
 from sfumato.randomness import Stream, Streams, new_key
 from sfumato.run_folder import launch
-from sfumato.training.display import Progress
 from sfumato.training.learner import Learner
+from sfumato.training.logs import Progress
 from sfumato.training.step import draw
 from tests.cli.test_audit import KEYS
 from tests.cli.test_cli import call, json_of, refused

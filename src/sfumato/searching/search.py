@@ -19,7 +19,7 @@ from sfumato.searching.result import SearchResult
 from sfumato.searching.schedule import Outcome, Slot, plan_search
 from sfumato.searching.space import Settings, apply, trial_of
 from sfumato.searching.study import Watch, finished, open_study, parse_url, url_in, work
-from sfumato.training.loop import Progress, StepFacts
+from sfumato.training.logs import Progress, StepFacts
 from sfumato.training.process import stop_on_sigterm
 from sfumato.training.trainer import Trainer
 

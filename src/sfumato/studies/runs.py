@@ -26,7 +26,8 @@ from sfumato.run_folder.record import Metrics, Result
 from sfumato.studies.grid import in_words
 from sfumato.studies.plan import Planned, PlannedCell, Run, images_of
 from sfumato.studies.result import CellRun
-from sfumato.training.loop import Looks, Progress
+from sfumato.training.logs import Progress
+from sfumato.training.loop import Looks
 from sfumato.training.process import Interrupted, stop_on_sigterm
 from sfumato.training.trainer import Trainer
 

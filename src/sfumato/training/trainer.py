@@ -24,10 +24,9 @@ from sfumato.reporting.page import write_report
 from sfumato.run_folder import files, launch, ledger
 from sfumato.run_folder.record import Result
 from sfumato.training import loop
-from sfumato.training.display import watching
 from sfumato.training.features import ROWS
 from sfumato.training.learner import Learner, pick_device
-from sfumato.training.loop import Progress
+from sfumato.training.logs import Progress, watching
 from sfumato.training.step import draw
 
 
