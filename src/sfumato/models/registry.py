@@ -17,7 +17,7 @@ from torch import nn
 
 from sfumato.errors import InputError, nearest, refusing
 from sfumato.models import libraries, resnets, small
-from sfumato.models.groupnorm_fix import fix_groupnorm
+from sfumato.models.layers import fix_groupnorm
 
 Factory = Callable[..., nn.Module]
 
