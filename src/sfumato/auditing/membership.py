@@ -23,9 +23,8 @@ from sfumato.auditing import toy_task
 from sfumato.auditing.arguments import LEAST_TARGET, Keep, calibrated, require_levels, whole
 from sfumato.auditing.bounds import audit_scores, new_split_seed, require_enough
 from sfumato.auditing.parallel_models import Models
-from sfumato.auditing.phase_one import Losses, Setting, Try, choose, settings_of
 from sfumato.auditing.record import MembershipResult, Winner
-from sfumato.auditing.toy_task import ToyTask
+from sfumato.auditing.toy_task import Losses, Setting, ToyTask, Try, choose, settings_of
 from sfumato.data.sampling import poisson_batch
 from sfumato.errors import InputError
 from sfumato.json_record import pick
