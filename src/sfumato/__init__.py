@@ -13,7 +13,7 @@ _PUBLIC = {
     "PrivateLoop": "sfumato.training.private_loop",
     "audit_canary": "sfumato.auditing.canary",
     "audit_membership": "sfumato.auditing.membership",
-    "audit_one_run": "sfumato.auditing.run",
+    "audit_one_run": "sfumato.auditing.one_run",
     "audit_scores": "sfumato.auditing.bounds",
     "clipped_grad": "sfumato.clipping",
     "epsilon": "sfumato.accounting.accountants",

@@ -16,8 +16,7 @@ from scipy.stats import binom
 import sfumato
 from sfumato import config
 from sfumato.accounting.gaussian import mu_gaussian
-from sfumato.auditing.one_run import audit_guesses, epsilon_of_guesses, num_guesses, power, probability
-from sfumato.auditing.run import scores
+from sfumato.auditing.one_run import audit_guesses, epsilon_of_guesses, num_guesses, power, probability, scores
 from sfumato.data import loading
 from sfumato.data.canaries import WithCanaries, canary_images
 from sfumato.data.views import Views

@@ -6,6 +6,6 @@ made them; `rates` says what so many games could have shown at best, `sfumato.ac
 the claimed mechanism allows.
 
 Three attacks: `canary` against the product's own step, as an adversary who sees every update; `membership`
-against trained models (`toy_task`, `parallel_models`); `run` against one
-ordinary run, whose games `one_run` judges. `arguments` checks what an audit is asked and given, `page` draws it.
+against trained models (`toy_task`, `parallel_models`); `one_run` against one ordinary run. `arguments` checks
+what an audit is asked and given, `page` draws it.
 """
