@@ -21,7 +21,7 @@ _PUBLIC = {
     "load": "sfumato.evaluation.classifier",
     "plan": "sfumato.scaling.plan",
     "predict": "sfumato.evaluation.classifier",
-    "repeat": "sfumato.training.repeated",
+    "repeat": "sfumato.training.trainer",
     "resume": "sfumato.training.trainer",
     "search": "sfumato.searching.search",
     "simulate": "sfumato.scaling.simulate",
