@@ -19,7 +19,7 @@ from typing import Any
 
 import sfumato
 from benchmarks.machine import machine
-from sfumato.training.display import Progress
+from sfumato.training.logs import Progress
 
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "digits": ("demo/digits", 75, {}),

@@ -24,7 +24,7 @@ from sfumato.config import parse
 from sfumato.data import loading
 from sfumato.models import registry
 from sfumato.planning.resolve import resolve
-from sfumato.training.loop import Progress
+from sfumato.training.logs import Progress
 from sfumato.training.trainer import Trainer
 
 

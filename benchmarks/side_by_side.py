@@ -24,8 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.machine import machine
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing.parallel_models import Models
-from sfumato.auditing.phase_one import Setting
-from sfumato.auditing.toy_task import ToyTask, mnist
+from sfumato.auditing.toy_task import Setting, ToyTask, mnist
 from sfumato.data.sampling import poisson_batch
 from sfumato.models.small import LeNet
 from sfumato.randomness import derived, key_from_seed

@@ -21,7 +21,7 @@ from sfumato.data import store
 from sfumato.data.examples import Dataset
 from sfumato.data.images import ImageSet
 from sfumato.planning.resolve import resolve
-from sfumato.training import loop
+from sfumato.training import logs, loop
 from sfumato.training.learner import Learner
 
 _PART, _SIZE, _CLASSES = 8192, 64, 1000
@@ -97,12 +97,12 @@ def main() -> None:
 
     Learner.collect = begins  # type: ignore[method-assign]
 
-    def step(facts: loop.StepFacts) -> None:
+    def step(facts: logs.StepFacts) -> None:
         ends.append(time.perf_counter())
         print(f"update {facts.step} ends after {ends[-1] - start:.1f} s", flush=True)
 
     with tempfile.TemporaryDirectory() as output:
-        progress = loop.Progress(print, step)
+        progress = logs.Progress(print, step)
         loop.train(plan, dataset, Path(output) / "run", progress=progress)
     drawn = torch.from_numpy(np.sort(np.random.default_rng(1).choice(len(train), asked.batch_size, replace=False)))
     times = []

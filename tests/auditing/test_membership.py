@@ -21,11 +21,9 @@ from sfumato.accounting import accountants
 from sfumato.accounting.gaussian import epsilon_gaussian
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing import toy_task
-from sfumato.auditing.audit_cache import AuditCache
-from sfumato.auditing.membership import Audit, audit_membership
+from sfumato.auditing.membership import Audit, AuditCache, audit_membership
 from sfumato.auditing.parallel_models import Models, Stopped, cross_entropy
-from sfumato.auditing.phase_one import SHARE, Setting, choose, distance, settings_of
-from sfumato.auditing.toy_task import TARGETS, ToyTask
+from sfumato.auditing.toy_task import SHARE, TARGETS, Setting, ToyTask, choose, distance, settings_of
 from sfumato.clipping import clipped_grad
 from sfumato.data.images import ImageSet
 from sfumato.data.sampling import poisson_batch

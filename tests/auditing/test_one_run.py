@@ -16,8 +16,7 @@ from scipy.stats import binom
 import sfumato
 from sfumato import config
 from sfumato.accounting.gaussian import mu_gaussian
-from sfumato.auditing.one_run import audit_guesses, epsilon_of_guesses, num_guesses, power, probability
-from sfumato.auditing.run import scores
+from sfumato.auditing.one_run import audit_guesses, epsilon_of_guesses, num_guesses, power, probability, scores
 from sfumato.data import loading
 from sfumato.data.canaries import WithCanaries, canary_images
 from sfumato.data.views import Views
@@ -26,8 +25,8 @@ from sfumato.evaluation import trained
 from sfumato.planning.resolve import resolve, resolve_without_privacy
 from sfumato.randomness import Stream, Streams, new_key
 from sfumato.run_folder import launch
-from sfumato.training.display import Progress
 from sfumato.training.learner import Learner
+from sfumato.training.logs import Progress
 from sfumato.training.step import draw
 from tests.cli.test_audit import KEYS
 from tests.cli.test_cli import call, json_of, refused

@@ -119,7 +119,7 @@ def test_a_canary_audit_that_is_stopped_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("place", ["bounds.audit_scores", "page.write_page", "run.audit_one_run"])
+@pytest.mark.parametrize("place", ["bounds.audit_scores", "page.write_page", "one_run.audit_one_run"])
 def test_an_audit_that_is_stopped_while_it_works_or_draws_says_so(capsys, tmp_path, monkeypatch, table, place, sent):
     def stopped(*arguments, **options):
         os.kill(os.getpid(), sent)
@@ -127,7 +127,7 @@ def test_an_audit_that_is_stopped_while_it_works_or_draws_says_so(capsys, tmp_pa
 
     monkeypatch.setattr(f"sfumato.auditing.{place}", stopped)
     words = ["bounds", table, "--delta", "0.01", "--page", tmp_path / "page.html"]
-    status, out, err = call(capsys, "audit", *(["one-run", tmp_path] if place.startswith("run") else words))
+    status, out, err = call(capsys, "audit", *(["one-run", tmp_path] if place.startswith("one_run") else words))
     assert (status, "epsilon is at least" in out) == (1, place.startswith("page"))
     assert err.startswith("interrupted; ") and "same command: sfumato" in err
 

@@ -8,7 +8,7 @@ import torch
 from torchvision.transforms.v2 import functional as torchvision
 
 from sfumato.config import DataConfig
-from sfumato.data.augmentation import augment, colour, geometry, uniforms
+from sfumato.data.augmentation import augment, transforms, uniforms
 from sfumato.data.images import ImageSet
 from sfumato.data.views import Views
 
@@ -44,7 +44,7 @@ def test_a_jitter_equals_torchvisions_adjustments_in_its_order(channels):
     factors[36:44] = torch.tensor([1.8, 1.8, 1.8, 0.5])
     factors[24:] = torch.where(alone, factors[24:], neutral)
     before = pixels.clone()
-    found = colour.adjust_in_order(pixels, factors, orders)
+    found = transforms.adjust_in_order(pixels, factors, orders)
     assert torch.equal(pixels, before)  # nothing that was given is changed
     for i in range(48):
         expected = pixels[i]
@@ -55,28 +55,30 @@ def test_a_jitter_equals_torchvisions_adjustments_in_its_order(channels):
 
 def test_grey_equals_torchvisions_and_leaves_grey_images_as_they_are():
     pixels, grey = images(), images(24, channels=1)
-    assert_close(colour.grey(pixels), torchvision.rgb_to_grayscale(pixels, num_output_channels=1))
+    assert_close(transforms.grey(pixels), torchvision.rgb_to_grayscale(pixels, num_output_channels=1))
     factors = torch.tensor([1.0, 1.0, 0.3, 0.4]).expand(24, 4)
-    assert torch.equal(colour.adjust_in_order(grey, factors, torch.arange(4).expand(24, 4)), grey)
-    assert torch.equal(colour.grey(grey), grey)
+    assert torch.equal(transforms.adjust_in_order(grey, factors, torch.arange(4).expand(24, 4)), grey)
+    assert torch.equal(transforms.grey(grey), grey)
 
 
 @pytest.mark.parametrize("radius", [1, 11])
 def test_a_blur_equals_torchvisions(radius):
     pixels, sigmas = images(7), numbers(7, 0.1, 2.0)
-    found = colour.gaussian_blur(pixels, sigmas, radius)
+    found = transforms.gaussian_blur(pixels, sigmas, radius)
     for pixel, sigma, blurred in zip(pixels, sigmas.tolist(), found, strict=True):
         assert_close(blurred, torchvision.gaussian_blur(pixel, [2 * radius + 1] * 2, [sigma] * 2))
 
 
 @pytest.mark.parametrize("height, width", [(28, 20), (224, 224)])
 def test_a_resized_crop_equals_torchvisions(height, width):
-    boxes = torch.stack(geometry.random_boxes(uniforms(torch.arange(12), geometry.NUM_BOX_UNIFORMS), height, width), 1)
+    boxes = torch.stack(
+        transforms.random_boxes(uniforms(torch.arange(12), transforms.NUM_BOX_UNIFORMS), height, width), 1
+    )
     boxes[0] = torch.tensor([0, 0, height, width])
     boxes[1] = torch.tensor([height - 1, width - 1, 1, 1])
     flip = torch.arange(12) % 3 == 0
     pixels = torch.rand(12, 3, height, width)
-    found = geometry.resized_crop(pixels, *boxes.unbind(1), flip=flip)
+    found = transforms.resized_crop(pixels, *boxes.unbind(1), flip=flip)
     for i in range(12):
         expected = torchvision.resized_crop(pixels[i], *(int(value) for value in boxes[i]), [height, width])
         assert_close(found[i], torchvision.horizontal_flip(expected) if flip[i] else expected)
@@ -88,7 +90,7 @@ def test_a_reflected_crop_equals_numpys_padding(padding):
     source = torch.Generator().manual_seed(0)
     top, left = torch.randint(0, 2 * padding + 1, (2, 40), generator=source)
     flip = torch.randint(0, 2, (40,), generator=source)
-    found = geometry.cropped(pixels, top - padding, left - padding, flip, (8, 11), repeats_edge=False)
+    found = transforms.cropped(pixels, top - padding, left - padding, flip, (8, 11), repeats_edge=False)
     for i in range(40):
         padded = np.pad(pixels[i].numpy(), ((0, 0), (padding, padding), (padding, padding)), mode="reflect")
         expected = padded[:, top[i] : top[i] + 8, left[i] : left[i] + 11]
@@ -115,7 +117,7 @@ def test_views_of_ours_at_224_pixels_are_torchvisions_of_the_centre_of_256():
     examples = ImageSet(stored, labels, readable, (0.0,) * 3, (1.0,) * 3, crop=224)
     bits = torch.from_numpy(np.random.default_rng(0).integers(0, 2**32, (2, 6)))
     views = Views("tan", 6, 20).of_bits(examples, torch.arange(2), bits, torch.device("cpu"))
-    numbers = uniforms(bits.flatten(), 4 + colour.NUM_JITTER_UNIFORMS).view(2, 6, -1)
+    numbers = uniforms(bits.flatten(), 4 + transforms.NUM_JITTER_UNIFORMS).view(2, 6, -1)
     plain = 0
     for image, view in itertools.product(range(2), range(6)):
         top, left, flip, jitter = numbers[image, view, :4].tolist()

@@ -8,7 +8,7 @@ import scipy.stats
 import torch
 from torchvision.transforms import RandomResizedCrop
 
-from sfumato.data.augmentation import augment, colour, geometry, uniforms
+from sfumato.data.augmentation import augment, transforms, uniforms
 from sfumato.data.images import ImageSet
 from sfumato.data.views import Views, ViewWords
 from sfumato.randomness import Stream
@@ -68,8 +68,8 @@ def same_distribution(a, b):
 @pytest.mark.parametrize("height, width", [(32, 32), (12, 40)])
 def test_boxes_are_distributed_as_in_the_standard_random_resized_crop(height, width, monkeypatch):
     number = 10_000
-    numbers = uniforms(random_bits(number), geometry.NUM_BOX_UNIFORMS)
-    boxes = torch.stack(geometry.random_boxes(numbers, height, width)).double().numpy()
+    numbers = uniforms(random_bits(number), transforms.NUM_BOX_UNIFORMS)
+    boxes = torch.stack(transforms.random_boxes(numbers, height, width)).double().numpy()
     top, left, h, w = boxes
     assert min(top.min(), left.min()) >= 0 and min(h.min(), w.min()) >= 1
     assert (top + h <= height).all() and (left + w <= width).all() and (boxes == boxes.round()).all()
@@ -80,22 +80,22 @@ def test_boxes_are_distributed_as_in_the_standard_random_resized_crop(height, wi
 
     for ours, theirs in zip(statistics(*boxes), statistics(*reference), strict=True):
         assert same_distribution(ours, theirs) > 1e-4
-    monkeypatch.setattr(geometry, "_AREA", (0.15, 1.0))
-    *_, h, w = geometry.random_boxes(numbers, height, width)
+    monkeypatch.setattr(transforms, "_AREA", (0.15, 1.0))
+    *_, h, w = transforms.random_boxes(numbers, height, width)
     assert same_distribution((h * w).double().numpy(), reference[2] * reference[3]) < 1e-6  # the test has power
 
 
 def test_where_no_box_fits_the_largest_central_one_is_taken():
-    numbers = torch.full((3, geometry.NUM_BOX_UNIFORMS), 0.999)
+    numbers = torch.full((3, transforms.NUM_BOX_UNIFORMS), 0.999)
     for shape, expected in (((32, 32), (0, 0, 32, 32)), ((30, 10), (8, 0, 13, 10)), ((10, 30), (0, 8, 10, 13))):
-        boxes = geometry.random_boxes(numbers, *shape)
+        boxes = transforms.random_boxes(numbers, *shape)
         assert [tuple(box) for box in torch.stack(boxes, 1).tolist()] == [expected] * 3
 
 
 def test_jitter_draws_its_factors_uniformly_and_every_order_equally_often(monkeypatch):
-    monkeypatch.setattr(colour, "adjust_in_order", lambda pixels, factors, orders: (factors, orders))
+    monkeypatch.setattr(transforms, "adjust_in_order", lambda pixels, factors, orders: (factors, orders))
     zeros, numbers = torch.zeros(NUMBER, 3, 1, 1), uniforms(random_bits(NUMBER), 5)
-    factors, orders = colour.jitter(zeros, numbers, (0.8, 0.4, 0.6, 0.2))
+    factors, orders = transforms.jitter(zeros, numbers, (0.8, 0.4, 0.6, 0.2))
     for column, low, high in zip(factors.T.numpy(), (0.2, 0.6, 0.4, -0.2), (1.8, 1.4, 1.6, 0.2), strict=True):
         assert scipy.stats.kstest(column, "uniform", (low, high - low)).pvalue > 1e-4
     counts = orders.unique(dim=0, return_counts=True)[1].numpy()
@@ -129,7 +129,7 @@ def test_flips_jitter_and_grey_have_their_probabilities():
 
 def test_half_of_simclrs_views_are_blurred_by_a_uniform_width(monkeypatch):
     sigmas, number = [], 20_000
-    monkeypatch.setattr(colour, "gaussian_blur", lambda pixels, sigma, radius: sigmas.append(sigma) or pixels)
+    monkeypatch.setattr(transforms, "gaussian_blur", lambda pixels, sigma, radius: sigmas.append(sigma) or pixels)
     augment(torch.rand(1, 1, 20, 20), random_bits(number)[None], "simclr")
     sigma = torch.cat(sigmas).numpy()
     assert within(len(sigma) / number, 0.5, number)

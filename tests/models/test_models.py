@@ -7,8 +7,8 @@ from torch import nn
 from sfumato.clipping import findings
 from sfumato.errors import InputError
 from sfumato.models import build
+from sfumato.models.resnets import WideResNet
 from sfumato.models.small import SmallCNN
-from sfumato.models.wide_resnet import WideResNet
 
 
 def count(model):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from sfumato.models import build
-from sfumato.models.nf_resnet import BLOCKS, NfResNet
+from sfumato.models.resnets import BLOCKS, NfResNet
 
 GAIN = 1.7139588594436646
 

@@ -15,7 +15,7 @@ from sfumato.accounting.rdp import epsilon_rdp
 from sfumato.cli.recipes import verified
 from sfumato.config import ResolvedRecipe
 from sfumato.data.catalogue import NAMED, public_facts
-from sfumato.models.wide_resnet import WideResNet
+from sfumato.models.resnets import WideResNet
 from sfumato.planning.resolve import resolve
 from sfumato.recipes import read_heading
 from tests.accounting.tables import ROWS

@@ -17,7 +17,7 @@ from sfumato.cli import search
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
 from sfumato.planning.resolve import resolve
-from sfumato.searching import final_recipe as final
+from sfumato.searching import search as final
 from sfumato.searching.result import Best, Cost, Predicted, PrivateSearchResult, SearchResult, Selected
 from tests.searching.made_up_search import made_up_search
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from sfumato.errors import InputError
-from sfumato.scaling.law import LAWS, Point, fit, predict, rivals
-from sfumato.scaling.law_runs import Run, scaling_law
+from sfumato.scaling.law import LAWS, Point, Run, fit, predict, rivals, scaling_law
 
 SIZES, REFERENCE = (32, 64, 128, 256), 2048
 

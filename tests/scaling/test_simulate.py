@@ -11,7 +11,7 @@ from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
 from sfumato.planning.resolve import resolve
 from sfumato.run_folder.record import Result
-from sfumato.scaling.law_runs import read_study, scaling_law
+from sfumato.scaling.law import read_study, scaling_law
 from sfumato.scaling.simulate import simulate_by, simulated
 from tests.reporting import folders
 

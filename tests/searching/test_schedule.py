@@ -9,7 +9,7 @@ import pytest
 from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
-from sfumato.searching import final_recipe as final
+from sfumato.searching import search as final
 from sfumato.searching.options import SearchOptions
 from sfumato.searching.schedule import Outcome, gain, plan_search
 from sfumato.searching.space import STEPS, Range, Space, apply

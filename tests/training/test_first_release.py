@@ -21,7 +21,7 @@ from sfumato.randomness import Stream
 from sfumato.run_folder import ledger
 from sfumato.training import first_release, step
 from sfumato.training.first_release import SENSITIVITY, MeanFeatures
-from sfumato.training.loop import Progress
+from sfumato.training.logs import Progress
 from tests.accounting import truth
 from tests.data.conftest import cache_home, refused  # noqa: F401  (a fixture for all)
 from tests.training import faults

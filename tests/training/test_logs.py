@@ -8,7 +8,7 @@ import pytest
 
 import sfumato
 from sfumato.config import RunConfig
-from sfumato.training.loop import Progress
+from sfumato.training.logs import Progress
 from tests.data.conftest import refused
 
 TINY = {

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import sfumato
 from sfumato import config, recipes
 from sfumato.errors import InputError
-from sfumato.training.display import Progress
+from sfumato.training.logs import Progress
 
 
 @contextlib.contextmanager

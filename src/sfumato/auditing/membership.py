@@ -1,9 +1,12 @@
 """The membership audit of De et al. (2022), Appendix A.2: many models with one example z, as many without,
-and an attacker who sees the loss on z alone.
+and an attacker who sees the loss on z alone; and its folder, which keeps what is trained already.
 """
 
 import dataclasses
+import fcntl
+import json
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,17 +21,16 @@ from sfumato.accounting import accountants
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing import toy_task
 from sfumato.auditing.arguments import LEAST_TARGET, Keep, calibrated, require_levels, whole
-from sfumato.auditing.audit_cache import AuditCache
-from sfumato.auditing.bounds import audit_scores, require_enough
+from sfumato.auditing.bounds import audit_scores, new_split_seed, require_enough
 from sfumato.auditing.parallel_models import Models
-from sfumato.auditing.phase_one import Losses, Setting, Try, choose, settings_of
 from sfumato.auditing.record import MembershipResult, Winner
-from sfumato.auditing.toy_task import ToyTask
+from sfumato.auditing.toy_task import Losses, Setting, ToyTask, Try, choose, settings_of
 from sfumato.data.sampling import poisson_batch
 from sfumato.errors import InputError
 from sfumato.json_record import pick
 from sfumato.models.small import LeNet
 from sfumato.randomness import derived, digest, key_from_seed, new_key
+from sfumato.run_folder.files import lock, read_json, write_atomically
 from sfumato.training.process import keep_freed_memory
 
 _CHUNK = 8
@@ -37,6 +39,7 @@ _MOST_CHUNKS = 1000
 _MOST, _MOST_VIEWS = 10**9, 1024
 _SEED = 0
 """Public: of the initial weights, and of batches that are the same for all models."""
+_SPLIT = "split_seed"
 
 
 def audit_membership(
@@ -211,12 +214,12 @@ class Audit:
             "network": str(self.network),
         }
 
-    def _tried(self, tries: Sequence[Try], cache: AuditCache, threads: ThreadPoolExecutor) -> list[Losses]:
+    def _tried(self, tries: Sequence[Try], cache: "AuditCache", threads: ThreadPoolExecutor) -> list[Losses]:
         """A round of phase I."""
         chunks = [(self._models(setting), f"choice-{_name(setting)}-{number}", more) for setting, number, more in tries]
         return self._losses("phase I", chunks, cache, threads)
 
-    def _many(self, setting: Setting, cache: AuditCache, threads: ThreadPoolExecutor) -> Losses:
+    def _many(self, setting: Setting, cache: "AuditCache", threads: ThreadPoolExecutor) -> Losses:
         """Phase II."""
         self._trained.clear()
         models, size = self._models(setting), max(_CHUNK, -(-self.num_models // _MOST_CHUNKS))
@@ -228,7 +231,7 @@ class Audit:
         return sum(inside, []), sum(outside, [])
 
     def _losses(
-        self, phase: str, chunks: list[tuple[Models, str, int]], cache: AuditCache, threads: ThreadPoolExecutor
+        self, phase: str, chunks: list[tuple[Models, str, int]], cache: "AuditCache", threads: ThreadPoolExecutor
     ) -> list[Losses]:
         """Of each chunk, in order: of as many members as non-members. What another process trains is waited for, and
         trained here if that process ends.
@@ -263,3 +266,61 @@ def _name(setting: Setting) -> str:
     """In names of files: models of one setting are never taken for those of another."""
     parts = setting.target, f"{setting.learning_rate:g}", f"{setting.clipping_norm:g}", str(setting.num_steps)
     return "-".join(parts).replace(" ", "-")
+
+
+class AuditCache:
+    """Losses by the name of their chunk, on disk if a folder is given.
+
+    Several processes may work in one folder: each chunk is trained by one of them, and one that an interrupt cut short
+    is trained anew with other randomness. All judge the same losses by the same split.
+
+    Args:
+        folder: Made with mode 0700; None: nothing outlives the process.
+        settings: All that decides the losses.
+
+    Raises:
+        InputError: If the folder is that of an audit with other settings, or holds something else.
+    """
+
+    def __init__(self, folder: Path | None, settings: dict[str, Any]) -> None:
+        self.folder, self.split_seed = folder, new_split_seed()
+        if folder is None:
+            return
+        path = folder / "settings.json"
+        if folder.exists() and not path.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise InputError(f"{folder} holds something else, and no membership audit. Choose another --output.")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # of several processes one says which audit it is
+            if path.stat().st_size == 0:
+                file.write(json.dumps({**settings, _SPLIT: self.split_seed}))
+        held = read_json(path)
+        others = [key for key in settings if held.get(key) != settings[key]]
+        if others or _SPLIT not in held:
+            raise InputError(
+                f"{folder} holds an audit with other settings ({', '.join(others)}). Give those again, or choose "
+                "another --output."
+            )
+        self.split_seed = held[_SPLIT]
+
+    def losses(self, name: str, count: int, train: Callable[[], list[float]]) -> list[float] | None:
+        """Those of a chunk: as they were kept, or trained now; None while another process trains them.
+
+        Raises:
+            InputError: If its file is damaged.
+        """
+        if self.folder is None:
+            return train()
+        path, lock_file = self.folder / f"{name}.json", self.folder / f"{name}.lock"
+        if not path.exists():
+            with lock_file.open("w") as held:
+                if not lock(held.fileno(), lock_file):
+                    return None
+                if not path.exists():  # another process may have ended between
+                    # Python's own spelling of numbers that JSON has not: a model may diverge.
+                    write_atomically(path, json.dumps(train()).encode(), 0o600)
+        found: list[float] = read_json(path)
+        if len(found) != count:
+            raise InputError(f"{path} is damaged. Delete it: its models are then trained anew.")
+        lock_file.unlink(missing_ok=True)
+        return found

@@ -2,15 +2,18 @@
 
 m canaries took part in the run, each if its own fair coin fell so. An attacker who sees what the run released
 guesses some of the coins. Under (epsilon, delta) no attacker has many right, although all canaries met in one model:
-where games are not independent, the coins are.
+where games are not independent, the coins are. First the audit of a finished run, then that of anybody's scores.
 """
 
 import bisect
 import functools
 import math
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from sfumato.accounting import formats
 from sfumato.accounting.gaussian import mu_gaussian
@@ -18,14 +21,90 @@ from sfumato.auditing.arguments import require_levels
 from sfumato.auditing.bounds import as_numbers, sides
 from sfumato.auditing.rates import stated
 from sfumato.auditing.record import GuessBound, GuessPower, OneRunResult
+from sfumato.data.canaries import canary_images
 from sfumato.errors import InputError
-from sfumato.run_folder.record import Histogram
+from sfumato.evaluation import trained
+from sfumato.evaluation.scores import predict_logits
+from sfumato.evaluation.trained import Trained
+from sfumato.json_record import pick
+from sfumato.reporting.page import write_report
+from sfumato.run_folder import launch, record
+from sfumato.run_folder.record import Certificate, Histogram, OneRunClaim
+from sfumato.run_folder.verification import verify_run
 
 _SHARE = 5
 _LEAST = 40
 _MOST_EPSILON = 1024.0
 _MOST_CANARIES = 10**7
 _BINS = 30
+
+
+def audit_one_run(run: Path | str, *, confidence: float = 0.95, trust: Collection[str] = ()) -> OneRunResult:
+    """Attacks a finished private run by the canaries that it was trained with (`audit.canaries`), and puts what
+    that showed into its certificate and its report.
+
+    The attacker sees the released weights alone. What is published then depends on them, on canaries that everybody
+    can make, and on their coins: on no training image but through what the certificate covers.
+
+    Guarantee: if the run is as private as its certificate states, the bound is above the certificate's epsilon with
+    probability at most 1 - ``confidence``.
+
+    Args:
+        run: Its folder, with the coins that it keeps for its owner.
+        confidence: Of the bound, in (0.5, 1).
+        trust: Modules that may be imported for the run's model, each by its full name.
+
+    Raises:
+        InputError: If the run is unfinished, makes no claim, had no canaries or too few, its coins are not there, or a
+            file is another run's.
+    """
+    folder = Path(run)
+    claim = _claim(folder)
+    assert claim.epsilon is not None and claim.delta is not None
+    require_levels(claim.delta, confidence, claim.epsilon)
+    count = claim.public_inputs.num_canaries
+    took_part = launch.read_coins(folder, claim.run_id, count)
+    levels = {"delta": claim.delta, "confidence": confidence, "nominal_epsilon": claim.epsilon}
+    found = audit_guesses(scores(trained.load(folder, trust), count), took_part, **levels)
+    record.write(folder / record.CERTIFICATE_FILE, claim.model_copy(update={"audit": _as_claimed(found)}))
+    write_report(folder)
+    return found
+
+
+def scores(model: Trained, count: int) -> np.ndarray:
+    """(m,): minus the loss of each canary; of a model that diverged, which has none, minus infinity."""
+    how = {key: model.decoding[key] for key in ("mean", "std", "image_size")}
+    stored_size = model.recipe.data.stored_size(how["image_size"])
+    images = canary_images(count, len(model.classes), stored_size=stored_size, **how)
+    log_probabilities = torch.log_softmax(predict_logits(model.model, images).double(), 1)
+    found = log_probabilities.gather(1, images.labels[:, None])[:, 0].numpy()
+    return np.nan_to_num(found, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
+
+
+def _claim(folder: Path) -> Certificate:
+    """The certificate of a run that can be audited, held to its recipe, ledger and weights."""
+    claim = record.read(folder / record.CERTIFICATE_FILE, Certificate)
+    if not claim.holds:
+        raise InputError(f"{folder} claims no privacy, so there is nothing to try: {claim.why_not_private}.")
+    if not claim.public_inputs.num_canaries:
+        raise InputError(
+            f"{folder} was trained without canaries. Train with them: sfumato train RECIPE --set audit.canaries=1000."
+        )
+    if claim.status != "complete":
+        raise InputError(f"{folder} is unfinished, and an audit attacks what a run releases. Go on: sfumato resume.")
+    return verify_run(folder)[0]
+
+
+def _as_claimed(found: OneRunResult) -> OneRunClaim:
+    (bound,) = found.bounds
+    return OneRunClaim(
+        bound="guesses of coins (Steinke, Nasr, Jagielski 2023, Theorem 5.2)",
+        num_canaries=found.num_games,
+        perfect=found.power.perfect,
+        violated=bool(found.violated),
+        **pick(found, "epsilon_lower_bound", "confidence", "delta", "scores"),
+        **pick(bound, "num_guesses", "num_right"),
+    )
 
 
 def audit_guesses(

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.auditing.phase_one import Setting
-from sfumato.auditing.toy_task import ToyTask
+from sfumato.auditing.toy_task import Setting, ToyTask
 from sfumato.clipping import clipped_grad
 from sfumato.clipping.func import clipped_sum
 from sfumato.clipping.stacked import Stacked

@@ -106,7 +106,7 @@ def one_run(run: Path, *, confidence: float = 0.95, trust: options.Trust = None,
     """Attacks a finished run by the canaries that it was trained with (audit.canaries), and puts what that
     showed into its certificate and its report (Steinke et al. 2023).
     """
-    from sfumato.auditing.run import audit_one_run
+    from sfumato.auditing.one_run import audit_one_run
 
     with output.interruptible(kept="the run is as it was, or has its audit whole"):
         output.answer(audit_one_run(run, confidence=confidence, trust=trust or ()), json_, _show)

@@ -60,8 +60,8 @@ def scaling_law(
         predict_batch_size: Predict the accuracy here; may be given several times.
         plot: Writes the plot here (.svg or .png).
     """
-    from sfumato.scaling.law_runs import read_study
-    from sfumato.scaling.law_runs import scaling_law as fit
+    from sfumato.scaling.law import read_study
+    from sfumato.scaling.law import scaling_law as fit
 
     study = read_study(runs)
     facts = fit(study, predict_batch_size or [])

@@ -112,7 +112,7 @@ def resume(
 
 def _one_of_them(recipe: config.Recipe, times: int | None, seeds: list[int] | None) -> config.Recipe:
     """The first of the runs that `_repeat` would train."""
-    from sfumato.training.repeated import refuse_repeats
+    from sfumato.training.trainer import refuse_repeats
 
     refuse_repeats(recipe, times, seeds)
     return recipe if seeds is None else recipes.recipe_of(recipe, {"run.seed": seeds[0]})
@@ -121,7 +121,7 @@ def _one_of_them(recipe: config.Recipe, times: int | None, seeds: list[int] | No
 def _repeat(
     recipe: config.Recipe, folder: Path, times: int | None, seeds: list[int] | None, again: dict[str, Any], json_: bool
 ) -> None:
-    from sfumato.training.repeated import repeat
+    from sfumato.training.trainer import repeat
 
     found = repeat(recipe, folder, times=times, seeds=seeds, **again)
     if json_:

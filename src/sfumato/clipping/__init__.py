@@ -8,6 +8,6 @@ before the first image, and `engine_check.py` holds it to single images; `graph/
 from sfumato.clipping.grad_fn import GradFn, clipped_grad
 from sfumato.clipping.model_check import Finding, findings, require_private
 from sfumato.clipping.protocol import ClippedGrad
-from sfumato.models.groupnorm_fix import fix_groupnorm
+from sfumato.models.layers import fix_groupnorm
 
 __all__ = ["ClippedGrad", "Finding", "GradFn", "clipped_grad", "findings", "fix_groupnorm", "require_private"]

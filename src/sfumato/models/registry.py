@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from sfumato.errors import InputError, nearest, refusing
-from sfumato.models import libraries, nf_resnet, small, wide_resnet
-from sfumato.models.groupnorm_fix import fix_groupnorm
+from sfumato.models import libraries, resnets, small
+from sfumato.models.layers import fix_groupnorm
 
 Factory = Callable[..., nn.Module]
 
@@ -43,9 +43,9 @@ MODELS: dict[str, Network] = {
     "tanh_cnn": Network(small.TanhCNN, 14, ()),
     "lenet": Network(small.LeNet, 12, ()),
     "wide_resnet": Network(
-        wide_resnet.WideResNet, 8, ("depth", "width", "order", "normalization", "groups", "weight_standardization")
+        resnets.WideResNet, 8, ("depth", "width", "order", "normalization", "groups", "weight_standardization")
     ),
-    **{name: Network(factory, 32, ("skip_init",)) for name, factory in nf_resnet.NETWORKS.items()},
+    **{name: Network(factory, 32, ("skip_init",)) for name, factory in resnets.NETWORKS.items()},
     "efficientnet_lite0": Network(libraries.efficientnet_lite0, 32, ()),
 }
 

@@ -11,8 +11,7 @@ from sfumato.accounting import formats, gaussian, rdp
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
 from sfumato.run_folder.files import refuse_drawing
-from sfumato.scaling.law import fit, predict
-from sfumato.scaling.law_runs import Run
+from sfumato.scaling.law import Run, fit, predict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,7 +89,7 @@ def draw_law(runs: Sequence[Run], facts: dict[str, Any], path: Path) -> None:
     stars.
 
     Args:
-        facts: From `sfumato.scaling.law_runs.scaling_law`.
+        facts: From `sfumato.scaling.law.scaling_law`.
 
     Raises:
         InputError: If the file's ending is unknown.

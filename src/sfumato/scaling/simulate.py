@@ -16,8 +16,7 @@ from sfumato.planning.resolve import resolve
 from sfumato.recipes import recipe_of
 from sfumato.reporting.page import write_report
 from sfumato.run_folder.record import Result
-from sfumato.training.display import watching
-from sfumato.training.loop import Progress
+from sfumato.training.logs import Progress, watching
 from sfumato.training.trainer import Trainer
 
 # From a recipe to its result, as `sfumato.train` gives it.

@@ -2,8 +2,7 @@
 
 grid        which settings, and what may not be swept
 plan        every cell resolved, which cells share a run, what all processes agree on
-runs        the runs of a sweep, each in its folder, gone on with after a kill
-sweep       all of it, from a recipe to `sweep.json`
+sweep       all of it, from a recipe to `sweep.json`; its runs, each in its folder, gone on with after a kill
 result      what a sweep found: medians, means, spreads
 summary     from finished runs to that, and what all runs cost together
 page        sweep.html

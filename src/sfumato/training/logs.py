@@ -1,10 +1,19 @@
-"""metrics.csv and TensorBoard's event files, written while a run trains (`run.log`)."""
+"""What a run says while it trains: to whoever watches it, and to the files that `run.log` asks for.
 
+Who watches gets a live line in a terminal or a notebook, plain lines elsewhere; always on stderr. The files are
+metrics.csv and TensorBoard's event files.
+"""
+
+import contextlib
+import dataclasses
 import importlib.util
-from collections.abc import Iterable
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from sfumato.accounting import formats
 from sfumato.config import RunConfig
 from sfumato.errors import InputError
 from sfumato.run_folder import record
@@ -17,6 +26,89 @@ _LOGGED: dict[type[Metrics | PrivateMetrics], tuple[str, tuple[str, ...], str, i
     Metrics: (record.METRICS_FILE, ("epsilon", "accuracy", "accuracy_last"), "", 0o644),
     PrivateMetrics: (record.PRIVATE_METRICS_FILE, ("loss", "clipped_fraction", "grad_norm"), "not_private/", 0o600),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """What a run tells whoever watches it; every call may be ignored."""
+
+    message: Callable[[str], None] = lambda text: None
+    step: Callable[["StepFacts"], None] = lambda facts: None
+
+
+@dataclasses.dataclass(frozen=True)
+class StepFacts:
+    """Where a run stands after a step.
+
+    Attributes:
+        epsilon: Spent so far; None where the run is not private.
+        accuracy: On held-out images when they were last looked at; None before.
+        evaluated: Whether that was after this step.
+    """
+
+    step: int
+    num_steps: int
+    epsilon: float | None
+    accuracy: float | None
+    images_per_second: float
+    evaluated: bool
+
+
+@contextlib.contextmanager
+def watching(progress: Progress | None) -> Iterator[Progress]:
+    """Who watches a run: whoever is given, else a `Display`."""
+    if progress is not None:
+        yield progress
+        return
+    display = Display()
+    with contextlib.closing(display):
+        yield Progress(message=display.message, step=display.step)
+
+
+class Display:
+    """Shows step, epsilon so far, held-out accuracy, images per second and time left."""
+
+    def __init__(self) -> None:
+        self._live: Any = None
+        self._start = 0.0
+        self._first_step: int | None = None
+        if sys.stderr.isatty() or "ipykernel" in sys.modules:
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(stderr=True), refresh_per_second=4, transient=False)
+            self._live.start()
+
+    def close(self) -> None:
+        """Leaves the last line where it is."""
+        if self._live is not None:
+            self._live.stop()
+
+    def message(self, text: str) -> None:
+        """A line that stays."""
+        if self._live is not None:
+            self._live.console.print(formats.plain(text), highlight=False, markup=False)
+        else:
+            formats.note(text)
+
+    def step(self, facts: StepFacts) -> None:
+        """Shows where a run stands; as a line of its own only where it was evaluated."""
+        if self._first_step is None:
+            self._first_step, self._start = facts.step, time.perf_counter()
+        text = self._line(facts)
+        if self._live is not None:
+            self._live.update(text)
+        elif facts.evaluated:
+            formats.note(text)
+
+    def _line(self, facts: StepFacts) -> str:
+        done = facts.step - (self._first_step or 0)
+        left = (time.perf_counter() - self._start) / max(done, 1) * (facts.num_steps - facts.step)
+        epsilon = "" if facts.epsilon is None else f"  epsilon {formats.epsilon_text(facts.epsilon)}"
+        accuracy = "" if facts.accuracy is None else f"  held-out {formats.per_cent(facts.accuracy)}"
+        minutes, seconds = divmod(int(left), 60)
+        reached = f"step {facts.step}/{facts.num_steps}{epsilon}{accuracy}"
+        return f"{reached}  {facts.images_per_second:,.0f} images/s  {minutes}:{seconds:02d} left"
 
 
 def log_kinds(run: RunConfig) -> set[Literal["csv", "tensorboard"]]:

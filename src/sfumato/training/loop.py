@@ -26,7 +26,7 @@ from sfumato.run_folder.launch import Launch
 from sfumato.run_folder.record import Certificate, Metrics, PrivateMetrics, RecordLines, Result, ResultClaims
 from sfumato.run_folder.verification import verify_run
 from sfumato.training.learner import Learner, pick_device
-from sfumato.training.logs import Logs, log_kinds
+from sfumato.training.logs import Logs, Progress, StepFacts, log_kinds
 from sfumato.training.outcome import (
     HeldOutScores,
     accuracy_on_training_images,
@@ -38,32 +38,6 @@ from sfumato.training.outcome import (
 from sfumato.training.process import Interrupted, give_freed_memory_back, watch_for_interrupts
 from sfumato.training.step import Draws, Statistics
 from sfumato.training.world import World
-
-
-@dataclasses.dataclass(frozen=True)
-class Progress:
-    """What a run tells whoever watches it; every call may be ignored."""
-
-    message: Callable[[str], None] = lambda text: None
-    step: Callable[["StepFacts"], None] = lambda facts: None
-
-
-@dataclasses.dataclass(frozen=True)
-class StepFacts:
-    """Where a run stands after a step.
-
-    Attributes:
-        epsilon: Spent so far; None where the run is not private.
-        accuracy: On held-out images when they were last looked at; None before.
-        evaluated: Whether that was after this step.
-    """
-
-    step: int
-    num_steps: int
-    epsilon: float | None
-    accuracy: float | None
-    images_per_second: float
-    evaluated: bool
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sfumato.config import AugmentationKind
-from sfumato.data.augmentation import colour, geometry
+from sfumato.data.augmentation import transforms
 
 _MAX_PIXELS = {"cpu": 2**18, "cuda": 2**22}
 """Of the views made at once: bounds memory, suits a CPU's caches and a GPU's width."""
@@ -70,7 +70,7 @@ def augment(
         if kind == "tan":
             views[part] = _tan(pixels, bits[part], padding, shift, scale)
         elif kind == "rrc":
-            views[part] = _random_resized_crop(pixels, uniforms(bits[part], geometry.NUM_BOX_UNIFORMS + 1))
+            views[part] = _random_resized_crop(pixels, uniforms(bits[part], transforms.NUM_BOX_UNIFORMS + 1))
         elif kind == "simclr":
             views[part] = _simclr(pixels, bits[part], shift, scale)
         else:
@@ -84,35 +84,35 @@ def _crop_and_flip(pixels: Tensor, bits: Tensor, kind: AugmentationKind, padding
     position = ((bits >> 1) * (rows * columns)) >> 31
     flip = torch.zeros_like(bits) if kind == "crop" else bits & 1
     top, left = position // columns - padding, position % columns - padding
-    return geometry.cropped(pixels, top, left, flip, size, repeats_edge=True)
+    return transforms.cropped(pixels, top, left, flip, size, repeats_edge=True)
 
 
 def _tan(pixels: Tensor, bits: Tensor, padding: int, mean: Tensor, std: Tensor) -> Tensor:
-    place, for_jitter = _numbers(bits, 4, colour.NUM_JITTER_UNIFORMS)
+    place, for_jitter = _numbers(bits, 4, transforms.NUM_JITTER_UNIFORMS)
     top, left = (place[:, :2] * (2 * padding + 1)).long().unbind(1)
     size = (pixels.shape[2], pixels.shape[3])
-    pixels = geometry.cropped(pixels, top - padding, left - padding, place[:, 2] >= 0.5, size, repeats_edge=False)
+    pixels = transforms.cropped(pixels, top - padding, left - padding, place[:, 2] >= 0.5, size, repeats_edge=False)
     chosen = _chosen(place[:, 3], 0.3)
-    pixels[chosen] = (colour.jitter(pixels[chosen] * std + mean, for_jitter[chosen], _JITTER) - mean) / std
+    pixels[chosen] = (transforms.jitter(pixels[chosen] * std + mean, for_jitter[chosen], _JITTER) - mean) / std
     return pixels
 
 
 def _random_resized_crop(pixels: Tensor, numbers: Tensor) -> Tensor:
-    boxes = geometry.random_boxes(numbers[:, :-1], *pixels.shape[2:])
-    return geometry.resized_crop(pixels, *boxes, flip=numbers[:, -1] >= 0.5)
+    boxes = transforms.random_boxes(numbers[:, :-1], *pixels.shape[2:])
+    return transforms.resized_crop(pixels, *boxes, flip=numbers[:, -1] >= 0.5)
 
 
 def _simclr(pixels: Tensor, bits: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    for_crop, for_jitter, other = _numbers(bits, geometry.NUM_BOX_UNIFORMS + 1, colour.NUM_JITTER_UNIFORMS, 4)
+    for_crop, for_jitter, other = _numbers(bits, transforms.NUM_BOX_UNIFORMS + 1, transforms.NUM_JITTER_UNIFORMS, 4)
     pixels = _random_resized_crop(pixels, for_crop) * std + mean
     chosen = _chosen(other[:, 0], 0.8)
-    pixels[chosen] = colour.jitter(pixels[chosen], for_jitter[chosen], _JITTER)
+    pixels[chosen] = transforms.jitter(pixels[chosen], for_jitter[chosen], _JITTER)
     chosen = _chosen(other[:, 1], 0.2)
-    pixels[chosen] = colour.grey(pixels[chosen]).expand(-1, pixels.shape[1], -1, -1)
-    radius = colour.blur_radius(min(pixels.shape[2:]))
+    pixels[chosen] = transforms.grey(pixels[chosen]).expand(-1, pixels.shape[1], -1, -1)
+    radius = transforms.blur_radius(min(pixels.shape[2:]))
     if radius:
         chosen = _chosen(other[:, 2], 0.5)
-        pixels[chosen] = colour.gaussian_blur(pixels[chosen], 0.1 + 1.9 * other[chosen, 3], radius)
+        pixels[chosen] = transforms.gaussian_blur(pixels[chosen], 0.1 + 1.9 * other[chosen, 3], radius)
     return (pixels - mean) / std
 
 
