@@ -93,6 +93,8 @@ def test_few_images_are_warned_about(num_examples, warned):
         (3_000, {"target_epsilon": 0.03}, {"batch_size": 16, "num_steps": 20}),
         (5_000, {"noise_multiplier": 900.0}, {"batch_size": 256, "num_steps": 100}),
         (1_437, {"noise_multiplier": 4000.0}, {}),
+        (3_000, {"noise_multiplier": 400.0, "target_epsilon": 0.02}, {"num_steps": 50}),
+        (3_000, {"noise_multiplier": 400.0, "target_epsilon": 0.02}, {"batch_size": 64}),
     ],
 )
 def test_noise_that_drowns_the_signal_is_warned_about_with_numbers_that_help(num_examples, privacy, training):
@@ -104,6 +106,8 @@ def test_noise_that_drowns_the_signal_is_warned_about_with_numbers_that_help(num
     helped = [plan_of(privacy, num_examples=int(images[1]), **training)] if images else []
     helped += [plan_of({**privacy, "target_epsilon": float(larger[1])}, num_examples, **training)] if larger else []
     assert not any("drowns" in warning for each in helped for warning in each.warnings)
+    too_few = [plan_of(privacy, num_examples=int(int(images[1]) / 1.4), **training)] if images and training else []
+    assert all(any("drowns" in warning for warning in each.warnings) for each in too_few)
     assert not any("are few" in warning for warning in plan.warnings)  # one of the two is said
 
 

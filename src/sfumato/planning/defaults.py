@@ -102,7 +102,7 @@ def _fill_in_views(filling: _Filling, image_size: int) -> None:
     choose("augmentation.augmult", augmult, "each image as it is, unless views are asked for")
     if views["kind"] == "tan":
         why = "20 pixels at 224, as in the paper, in proportion"
-        choose("augmentation.padding", max(round(image_size * 20 / 224), 1), why)
+        choose("augmentation.padding", round(image_size * 20 / 224), why)
     elif views["padding"] is None:
         views["padding"] = 4
 
