@@ -196,9 +196,7 @@ def test_a_recipe_that_does_not_fit_the_folder_is_refused_before_an_image_is_dec
 def test_one_class_and_no_folder_are_refused_and_classes_one_level_too_deep_pointed_at(
     tmp_path, two_classes, write_image, monkeypatch
 ):
-    refused(
-        "two classes or more, not 1 .*or name .*images if cat, dog in it are the cl", load, config(), tmp_path, quiet
-    )
+    refused("does not lie directly in a class folder.*Take --data-root .*/images", load, config(), tmp_path, quiet)
     monkeypatch.setenv("SFUMATO_DATA", str(tmp_path))  # meant for public data sets: a folder is asked for explicitly
     refused("--data-root FOLDER", load, config(), None, quiet)
 

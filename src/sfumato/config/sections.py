@@ -51,6 +51,13 @@ class DataConfig(Section):
     """Folder of images (`folder`), relative to the working directory; `--data-root` overrides it. A
     run keeps it for its owner alone.
     """
+    layout: str | None = None
+    """What each folder above a folder's images is, where images lie otherwise than directly in class folders, or in
+    those of train/, valid/ and test/: "{part}/*/{group}/{class}" (`*`: any; a name: that one). {group} is whose they
+    are, for `group_by = "group"`.
+    """
+    exclude: list[str] = Field(default_factory=list)
+    """What is left out of a folder: patterns such as "*.txt", "masks" or "fold1/*", in which * stands for slashes."""
     split: Literal["train", "train+valid"] = "train+valid"
     """What is trained on: "train" holds out the validation split, "train+valid" the test split."""
     held_out: Literal["valid", "test"] | None = None
@@ -83,6 +90,14 @@ class DataConfig(Section):
     def stored_size(self, image_size: int) -> int:
         """Height and width of the images that parts of `image_size` are taken of."""
         return round(self.resize_ratio * image_size)
+
+    @pydantic.field_validator("layout")
+    @classmethod
+    def _names_the_class_once(cls, layout: str | None) -> str | None:
+        counts = [(layout or "{class}").count(word) for word in ("{class}", "{part}", "{group}")]
+        if counts[0] != 1 or max(counts) > 1:
+            raise InputError(f"data.layout = {layout!r} must name {{class}} once, {{part}} and {{group}} at most once.")
+        return layout
 
     @pydantic.model_validator(mode="after")
     def _refuse_what_was_trained_on(self) -> "DataConfig":

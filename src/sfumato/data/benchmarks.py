@@ -174,6 +174,8 @@ class NamedListing:
             ("classes", config.classes, list(named.classes)),
             ("channels", config.channels, 3 if config.channels == 3 else own),
             ("group_by", config.group_by, None),
+            ("layout", config.layout, None),
+            ("exclude", config.exclude or None, None),
         ):
             if given is not None and given != truth:
                 raise InputError(

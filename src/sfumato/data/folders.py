@@ -204,7 +204,7 @@ def decode_files(
 
 
 def labelled_images(
-    root: Path, classes: Sequence[str], *, report: Report, group_by: str | None = None, **preprocessing: Any
+    root: Path, classes: Sequence[str], *, report: Report, data: DataConfig | None = None, **preprocessing: Any
 ) -> tuple[ImageSet, list[str]]:
     """All readable images of a folder, whatever part they lie in, with their labels, to judge a model
     by, and their names. Nothing of them is cached.
@@ -213,14 +213,15 @@ def labelled_images(
         root: The folder, in any layout that training takes.
         classes: Of the model, in its order.
         report: Takes the names of images that cannot be decoded, and are left out.
-        group_by: As `data.group_by`, whose each image is; where that says nothing of these images they
-            have no groups, and `report` is told.
+        data: Of the model's recipe: what is left out, and whose each image is; where that says nothing of these images
+            they have no groups, and `report` is told.
         preprocessing: What the model was trained with, as for `decode_files`.
 
     Raises:
         InputError: If a file is refused, an image is of another class, or none can be decoded.
     """
-    config = DataConfig(name="folder", classes=list(classes))
+    group_by, exclude = (None, []) if data is None else (data.group_by, data.exclude)
+    config = DataConfig(name="folder", classes=list(classes), exclude=exclude)
     with tempfile.TemporaryDirectory(prefix="sfumato-") as own:  # for its owner alone
         files = list_images(config, root, report, needs_train=False, unpack_to=Path(own))
         classes_of(config, root, files)

@@ -1,7 +1,8 @@
 """Which class, part and person each image of a folder has, and which are held out.
 
-Four layouts: `<class>/*`, `{train,valid,test}/<class>/*`, a table of labels (its images in {train,valid,test}/ or
-anywhere; `sfumato.data.tables`), or archives (`sfumato.data.archives`). Classes are public, so they come from the
+Images lie directly in class folders, below the root or below a part; or a table of labels (`sfumato.data.tables`) or
+archives (`sfumato.data.archives`) say what they are; or `data.layout` does. Anything else is refused, with what would
+read it (`sfumato.data.proposals`). Classes are public, so they come from the
 names of folders or from the recipe, never from a table of labels.
 
 What is held out follows a fixed public rule that looks at names, never at pixels: the folder's own parts, or a hash of
@@ -19,8 +20,8 @@ from pathlib import Path
 from typing import Literal
 
 from sfumato.config import DataConfig
-from sfumato.data import archives, tables
-from sfumato.data.listing import Found, ImageFile, find_files, parts_of
+from sfumato.data import archives, proposals, tables
+from sfumato.data.listing import EXTENSIONS, Found, ImageFile, Misread, find_files, part_said, parts_of, refuse_kind
 from sfumato.data.store import Report
 from sfumato.errors import InputError, refusing
 
@@ -51,12 +52,23 @@ def list_images(
     if packed:
         source, files = root, archives.unpacked(root, packed, report, unpack_to)
     else:
-        found = find_files(root)
+        found = find_files(root, config.exclude, must_name=needs_train)
         if found.notes:
             more = f" and {len(found.notes) - 3} more" if len(found.notes) > 3 else ""
             report(f"passed over: {', '.join(found.notes[:3])}{more}")
         if not found.tables:
-            return _of_folders(root, found, listed, needs_train=needs_train)
+            try:
+                return _of_folders(root, found, config, listed, needs_train=needs_train)
+            except Misread as misread:
+                for line in proposals.shown(root, found):
+                    report(line)
+                remedy = "Put images directly into class folders, and other files elsewhere."
+                if needs_train:
+                    remedy = proposals.remedies(root, found, misread.remedy)
+                raise InputError(f"{misread.what} {remedy}") from None
+        if found.others:
+            beside = _beside(root, found)
+            raise InputError(f"{beside} Take them out, or: {proposals.leaving_out(proposals.patterns(found.others))}")
         source, files = found.tables[0], tables.read_labels(root, found, classes=listed, needs_train=needs_train)
     if listed is None:
         labels = sorted({item.label for item in files})
@@ -69,24 +81,74 @@ def list_images(
     return files
 
 
-def _of_folders(root: Path, found: Found, classes: Sequence[str] | None, *, needs_train: bool) -> list[ImageFile]:
-    """Of the layouts `<class>/*` and `{train,valid,test}/<class>/*`; folders within a class belong to it."""
-    top = sorted(name for name in found.folders if "/" not in name)
-    parts = parts_of(root, [file.name for file in found.images], top, classes, needs_train=needs_train)
-    files = []
+def _of_folders(
+    root: Path, found: Found, config: DataConfig, classes: Sequence[str] | None, *, needs_train: bool
+) -> list[ImageFile]:
+    """Of the layouts `<class>/*` and `{train,valid,test}/<class>/*`, or of that which `data.layout` states."""
+    if found.others:
+        raise _beside(root, found)
+    if config.layout is None:
+        top = sorted(name for name in found.folders if "/" not in name)
+        parts = parts_of(root, [file.name for file in found.images], top, classes, needs_train=needs_train)
+        steps = ["{part}", "{class}"] if parts else ["{class}"]
+    else:
+        steps = config.layout.split("/")
+    pattern, files = _pattern(steps), []
     for file in found.images:
-        *above, _ = file.name.split("/")
-        part = parts[above.pop(0)] if parts and above else None
-        if not above or (classes is not None and above[0] not in classes):
-            listed = f"the classes {', '.join(classes)}" if classes is not None else "a class's folder"
-            or_list = ", or list its class in data.classes" if needs_train else ""
-            raise InputError(f"{file.path} lies outside {listed}. Move it into a class's folder or away{or_list}.")
-        files.append(dataclasses.replace(file, label=above[0], part=part))
+        match = pattern.fullmatch(file.name.rpartition("/")[0])
+        said = match.groupdict() if match else {}
+        if not said or (classes is not None and said["klass"] not in classes):
+            where = "directly in a class folder, below the folder or below a part"
+            where = where if config.layout is None else f"as data.layout = {config.layout!r} says"
+            where = f"in a folder of the classes {', '.join(classes)}" if classes is not None and match else where
+            raise Misread(f"{file.path} does not lie {where}.")
+        part = said.get("part") and (parts[said["part"]] if config.layout is None else part_said(said["part"]))
+        if "part" in said and part is None:
+            raise Misread(f"{file.path}: {said['part']}/ is none of train, valid, test.", "Rename the folder.")
+        files.append(dataclasses.replace(file, label=said["klass"], part=part, group=said.get("group")))
+    if config.layout is None and classes is None and proposals.are_numbered(sorted({item.label for item in files})):
+        what = f"{root}: folders that differ by a number alone ({files[0].label}) are parts, folds or people, it seems."
+        raise Misread(what, "If they are classes, list them in data.classes; else write labels.csv (file, label).")
     used = {item.label for item in files}
     for folder in sorted(found.folders):
-        if folder.count("/") == bool(parts) and folder.rpartition("/")[2] not in used:
+        match = pattern.fullmatch(folder)
+        if match and match["klass"] not in used:
             raise InputError(f"{root / folder} holds no image. Put images of the class there, or take the folder away.")
+    _refuse_copies_and_other_classes(root, files)
     return files
+
+
+def _refuse_copies_and_other_classes(root: Path, files: Sequence[ImageFile]) -> None:
+    """Refuses several files of one picture, by their names, and parts whose classes are not those of training."""
+    twice = proposals.taken_twice(item.name for item in files)
+    if twice:
+        leaving = proposals.leaving_out([twice[2]])
+        what = f"{root}: {twice[0]} and {twice[1]} are one picture twice, by their names."
+        raise InputError(f"{what} Rename what is a picture of its own, or leave the others out: {leaving}")
+    labels = collections.defaultdict(set)
+    for item in files:
+        labels[item.part or "train"].add(item.label)
+    for part in sorted({"valid", "test"} & set(labels)) if "train" in labels else ():
+        missing = sorted(labels[part] - labels["train"])
+        if missing:
+            what = f"{root}: {part}/ holds the classes {', '.join(missing[:MOST_NAMED])}, and train/ does not."
+            raise InputError(f"{what} Give each class one name in all parts.")
+
+
+def _beside(root: Path, found: Found) -> Misread:
+    """Of files that are no images."""
+    if {Path(name).suffix.lower() for name in found.others} <= {".dcm", ".dicom", ".ima"}:
+        refuse_kind(root / found.others[0])
+    count = len(found.others)
+    more = f", and {count - 1} more are not" if count > 1 else ""
+    return Misread(f"{root / found.others[0]} is of no known kind of image ({', '.join(EXTENSIONS)}){more}.")
+
+
+def _pattern(steps: Sequence[str]) -> re.Pattern[str]:
+    """What a layout says of a folder's path."""
+    kinds = {"{class}": "(?P<klass>[^/]+?)", "{part}": "(?P<part>[^/]+?)", "{group}": "(?P<group>[^/]+?)", "*": "[^/]*"}
+    words = (re.split(r"(\{class\}|\{part\}|\{group\}|\*)", step) for step in steps)
+    return re.compile("/".join("".join(kinds.get(word, re.escape(word)) for word in step) for step in words))
 
 
 def with_groups(group_by: str | None, files: Sequence[ImageFile], root: Path, report: Report) -> list[ImageFile]:

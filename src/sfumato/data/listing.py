@@ -1,8 +1,9 @@
 """What lies in a user's folder, by names alone: images, tables of labels, notes. Never opens an image.
 
 Nothing is passed over in silence: every file is an image or is refused by name. The exceptions are what systems leave
-behind: names that begin with a dot (.DS_Store, ._a.png, .git), Thumbs.db, desktop.ini and __MACOSX are left out; notes
-such as README.txt are named. Symbolic links to files are followed; links to folders are refused.
+behind: names that begin with a dot (.DS_Store, ._a.png, .git), Thumbs.db, @eaDir and the like are left out; notes such
+as README.txt, and what `data.exclude` names, are told. Symbolic links to files are followed; links to folders are
+refused.
 """
 
 import dataclasses
@@ -11,8 +12,9 @@ import os
 import re
 import unicodedata
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 from sfumato.errors import InputError
 
@@ -23,8 +25,17 @@ PART_MEANT = {"training": "train", "validation": "valid", "val": "valid", "dev":
 }
 FILE_COLUMNS = {"labels.csv": "file", "metadata.csv": "file_name", "metadata.jsonl": "file_name"}
 """Names of tables of labels, and the column that holds paths relative to the table's folder."""
-_LEFT_OUT = ("thumbs.db", "desktop.ini", "__macosx")
+_LEFT_OUT = "thumbs.db desktop.ini __macosx _ds_store icon\r @eadir #recycle $recycle.bin lost+found".split(" ")
+_LEFT_OUT.append("system volume information")
 _NOTES = ("readme", "license", "licence", "copying", "notice", "changelog", "citation")
+
+
+class Misread(InputError):
+    """A folder is in no layout. `remedy`: what to say where its names tell no better one."""
+
+    def __init__(self, what: str, remedy: str = "") -> None:
+        super().__init__(f"{what} {remedy}".strip())
+        self.what, self.remedy = what, remedy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,28 +84,37 @@ class Found:
         tables: Of labels: that of the folder first, then those of its parts.
         notes: What is passed over, by name.
         folders: All of them, by their path relative to the folder, empty ones too.
+        others: Files of other kinds, by name: what stands in the way.
     """
 
-    images: list[ImageFile]
-    tables: list[Path]
-    notes: list[str]
-    folders: list[str]
+    images: list[ImageFile] = dataclasses.field(default_factory=list)
+    tables: list[Path] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+    folders: list[str] = dataclasses.field(default_factory=list)
+    others: list[str] = dataclasses.field(default_factory=list)
 
 
-def find_files(root: Path) -> Found:
+def find_files(root: Path, exclude: Sequence[str] = (), *, must_name: bool = True) -> Found:
     """Walks through a folder, once.
 
+    Args:
+        exclude: Patterns of what is left out (`data.exclude`).
+        must_name: Whether each must name something.
+
     Raises:
-        InputError: If the folder is not there, or a file in it is refused.
+        InputError: If the folder is not there, a pattern names nothing, or a file in it is refused.
     """
     if not root.is_dir():
         reason = "is not a folder" if root.exists() else "does not exist"
         raise InputError(f"data folder {root} {reason}. Name the folder of images by --data-root or data.path.")
-    found = Found([], [], [], [])
+    found, used = Found(), set[str]()
     for above, folders, names in os.walk(root, onerror=_raise):
         folders[:] = sorted(name for name in folders if not is_left_out(name))
-        for name in folders:
+        for name in list(folders):
             path = Path(above, name)
+            if excluded(f"{relative_name(path, root)}/", exclude, used):
+                folders.remove(name)
+                continue
             if path.is_symlink():
                 raise InputError(f"{path} is a symbolic link to a folder: not followed. Put the folder itself there.")
             found.folders.append(relative_name(path, root))
@@ -102,13 +122,20 @@ def find_files(root: Path) -> Found:
             if not path.is_file():
                 raise InputError(f"{path} is a broken link or no ordinary file. Take it out of the folder.")
             name = relative_name(path, root)
-            if path.name in FILE_COLUMNS and _may_hold_tables(name):
+            is_table = path.name in FILE_COLUMNS and _may_hold_tables(name)
+            if excluded(name, exclude, used) and (not is_table or name in exclude):
+                continue  # a table of labels by its own name alone
+            if is_table:
                 found.tables.append(path)
             elif is_note(name):
                 found.notes.append(name)
-            else:
-                _check_kind(path)
+            elif path.suffix.lower() in EXTENSIONS:
                 found.images.append(ImageFile(path, name, stamp_of(path)))
+            else:
+                found.others.append(name)
+    for pattern in exclude:
+        if must_name and pattern not in used:
+            raise InputError(f"data.exclude: nothing in {root} is called {pattern!r}. Correct it, or take it out.")
     found.images.sort(key=lambda file: file.name)
     found.notes.sort()
     return found
@@ -118,9 +145,22 @@ def find_images(root: Path) -> list[ImageFile]:
     """All images below a folder, in the order of their names.
 
     Raises:
-        InputError: As `find_files`.
+        InputError: As `find_files`; if there are files of other kinds.
     """
-    return find_files(root).images
+    found = find_files(root)
+    for name in found.others:
+        refuse_kind(root / name)
+    return found.images
+
+
+def excluded(path: str, exclude: Sequence[str], used: set[str]) -> bool:
+    """Whether a pattern names a path, a folder's with a slash at its end; those that do are added to `used`. `*` stands
+    for slashes too; a pattern without a slash names files and folders anywhere.
+    """
+    last, inside = path.rstrip("/").rpartition("/")[2], path + "*" * path.endswith("/")
+    named = [pattern for pattern in exclude if fnmatchcase(inside if "/" in pattern else last, pattern)]
+    used.update(named)
+    return bool(named)
 
 
 def relative_name(path: Path, root: Path) -> str:
@@ -160,13 +200,17 @@ def check_file(path: Path) -> None:
     if not path.is_file():
         reason = "is no ordinary file" if path.exists() else "does not exist"
         raise InputError(f"image {path} {reason}. Name an image, or a folder of images.")
-    _check_kind(path)
+    if path.suffix.lower() not in EXTENSIONS:
+        refuse_kind(path)
 
 
-def _check_kind(path: Path) -> None:
+def refuse_kind(path: Path) -> NoReturn:
+    """Refuses a file of another kind than images are, by the kind.
+
+    Raises:
+        InputError: Naming the file.
+    """
     extension = path.suffix.lower()
-    if extension in EXTENSIONS:
-        return
     why = f"is of no known kind of image ({', '.join(EXTENSIONS)}). Convert it, or take it out of the folder."
     if extension in (".dcm", ".dicom", ".ima"):
         why = (
@@ -194,6 +238,12 @@ def words_of(name: str) -> list[str]:
     return [word for word in words if word]
 
 
+def part_said(name: str) -> str | None:
+    """The part that a folder's name says, or one of its words."""
+    said = {PART_MEANT[word] for word in words_of(name) if word in PART_MEANT}
+    return said.pop() if len(said) == 1 else None
+
+
 def parts_of(
     root: Path, names: Sequence[str], folders: Sequence[str], classes: Sequence[str] | None, *, needs_train: bool = True
 ) -> dict[str, str]:
@@ -216,7 +266,7 @@ def parts_of(
     if classes is None and sound_like_parts and others:
         listed = ", ".join(f"{name}/" for name in folders[:3])
         remedy = "Rename them to train/, valid/ and test/, or list them in data.classes."
-        raise InputError(f"{root} holds {listed}: parts or classes? {remedy}")
+        raise Misread(f"{root} holds {listed}: parts or classes?", remedy)
     if not meant or (classes is not None and set(folders) <= set(classes)):
         return {}
     first, listed = next(iter(meant)), "or list all these folders in data.classes if they are classes."
@@ -224,11 +274,11 @@ def parts_of(
         is_class = any(name.count("/") == 1 and name.split("/")[0] in meant for name in names)
         if is_class and not any(name in PARTS for name in meant):
             return {}  # a folder of images beside other classes is one of them
-        raise InputError(f"{root} holds {first}/ beside {others[0]}/. Keep only train/, valid/ and test/, {listed}")
+        raise Misread(f"{root} holds {first}/ beside {others[0]}/.", f"Keep only train/, valid/ and test/, {listed}")
     for part in PARTS:
         same = [other for other in meant if meant[other] == part]
         if len(same) > 1:
-            raise InputError(f"{root} holds {same[0]}/ and {same[1]}/, which both mean {part}/. Put them together.")
+            raise Misread(f"{root} holds {same[0]}/ and {same[1]}/, which both mean {part}/.", "Put them together.")
     if needs_train and "train" not in meant.values():
-        raise InputError(f"{root} holds {first}/ but no train/. Add it, {listed}")
+        raise Misread(f"{root} holds {first}/ but no train/.", f"Add it, {listed}")
     return meant

@@ -65,11 +65,19 @@ def read_labels(
             label = unicodedata.normalize("NFC", row["label"])
             labelled[name] = dataclasses.replace(files[name], label=label, part=part, group=row.get("group"))
             lines[name] = f"line {line}" if len(found.tables) == 1 else where
+    deeper = [name for name, item in labelled.items() if item.part is None and _lies_in_a_part(name, classes or ())]
+    if deeper:
+        remedy = "Give the table a column split: train, valid or test."
+        raise InputError(f"{files[deeper[0]].path} lies in a part, which no column says. {remedy}")
     for name, image in files.items():
         if name not in labelled:
             listed = " or ".join(map(str, found.tables))
             raise InputError(f"{image.path} is not in {listed}. Add a line for it, or move it away.")
     return [labelled[name] for name in files]
+
+
+def _lies_in_a_part(name: str, classes: Sequence[str]) -> bool:
+    return any(folder.casefold() in PART_MEANT and folder not in classes for folder in name.split("/")[:-1])
 
 
 def _part_of(where: str, file: str, lies_in: str | None, split: str | None) -> str | None:

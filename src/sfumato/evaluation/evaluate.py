@@ -173,7 +173,7 @@ def _held_out(
     if images is not None:
         if data_root is not None:
             raise InputError("a folder to score, and --data-root, where the run's own images lie: give one of them.")
-        how = {**trained.decoding, "group_by": trained.recipe.data.group_by}
+        how = {**trained.decoding, "data": trained.recipe.data}
         judged, names = labelled_images(Path(images), trained.classes, report=report, **how)
         return judged, "folder", names
     root = None if data_root is None else Path(data_root)

@@ -1,0 +1,268 @@
+"""A folder that is read in no layout: what lies in it, and settings to paste that would read it. By names alone."""
+
+import dataclasses
+import json
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+from sfumato.data.catalogue import NAMED
+from sfumato.data.listing import PART_MEANT, Found, excluded, part_said, words_of
+
+_MOST_LINES = 12
+_MOST_EDITIONS, _MOST_READINGS = 3, 5
+_LONGEST_LINE = 2000
+_EDITED, _TAIL = re.compile(r"IMG_E(\d+)"), re.compile(r"[_\-. ]+(?=[A-Za-z])")
+_NUMBERED = set("part fold image img picture photo batch split patient subject person case study series scan".split())
+"""Words of folders that differ by a number and are hardly classes."""
+_MASKS = {"image", "images", "img", "mask", "masks"}
+"""Words of folders that hold several files of one picture."""
+
+
+@dataclasses.dataclass
+class Folder:
+    """A folder's own images, by the stems of their names, and the folders in it that hold some."""
+
+    own: set[str] = dataclasses.field(default_factory=set)
+    inner: dict[str, "Folder"] = dataclasses.field(default_factory=dict)
+
+    @property
+    def stems(self) -> set[str]:
+        return self.own.union(*(folder.stems for folder in self.inner.values()))
+
+    @property
+    def depths(self) -> set[int]:
+        """How many folders deep images lie."""
+        own = {0} if self.own else set[int]()
+        return own.union(*({1 + depth for depth in folder.depths} for folder in self.inner.values()))
+
+
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """A way to read a folder.
+
+    Attributes:
+        layout: What each folder above an image is: "{class}", "{part}", "{group}", "*" or a name.
+        root: The folder to name instead, relative to it.
+        exclude: Patterns of what is left out.
+        given: Under which condition, in words; "": none.
+    """
+
+    layout: tuple[str, ...]
+    root: str = ""
+    exclude: tuple[str, ...] = ()
+    given: str = ""
+
+    def is_plain(self, tree: Folder) -> bool:
+        """Whether it needs no key."""
+        for step in PurePosixPath(self.root).parts:
+            tree = tree.inner[step]
+        parts = [name for name in tree.inner if not excluded(f"{self.root}/{name}/".lstrip("/"), self.exclude, set())]
+        are_known = all(name.casefold() in PART_MEANT for name in parts)
+        return self.layout == ("{class}",) or (self.layout == ("{part}", "{class}") and are_known)
+
+    def below(self, name: str) -> "Reading":
+        """The same, of the folder that holds that one."""
+        inside = tuple(f"{name}/{pattern}" for pattern in self.exclude)
+        return dataclasses.replace(self, root=str(PurePosixPath(name, self.root)), exclude=inside)
+
+
+def tree_of(names: Iterable[str]) -> Folder:
+    """The folders of images that have these names."""
+    tree = Folder()
+    for name in names:
+        *above, file = name.split("/")
+        folder = tree
+        for step in above:
+            folder = folder.inner.setdefault(step, Folder())
+        folder.own.add(file.rpartition(".")[0])
+    return tree
+
+
+def readings(folder: Folder) -> list[Reading]:
+    """Ways to read a folder, the likeliest first; none where nothing in names tells classes."""
+    inner = folder.inner
+    if len(inner) == 1:
+        ((name, only),) = inner.items()
+        return [reading.below(name) for reading in readings(only)]
+    parts = {name: part for name in inner if (part := part_said(name))}
+    classes = [name for name in inner if inner[name].own]
+    if "train" in parts.values():
+        return list(_in_parts(inner, parts))
+    if len(classes) > 1 and not are_numbered(classes):
+        outside = [f"{name}/{deeper}/*" for name in classes for deeper in inner[name].inner]
+        return [Reading(("{class}",), exclude=(*outside, *(f"{name}/*" for name in inner if name not in classes)))]
+    if classes:
+        return _below(inner)
+    return list(_of_folders(folder)) or _below(inner)
+
+
+def are_numbered(names: Sequence[str]) -> bool:
+    """Whether folders are parts, folds or people by their names, which differ by a number alone."""
+    words = {" ".join(words_of(name)) for name in names}
+    return len(words) == 1 and bool(_NUMBERED & set(words.pop().split())) and all(name[-1].isdigit() for name in names)
+
+
+def _below(inner: dict[str, Folder]) -> list[Reading]:
+    """Of folders each by itself, one to be taken."""
+    found = {name: readings(each)[:1] for name, each in inner.items()}
+    return [
+        dataclasses.replace(reading.below(name), given=f"for {name}/ alone")
+        for name, each in found.items()
+        for reading in each
+    ]
+
+
+def _in_parts(inner: dict[str, Folder], parts: dict[str, str]) -> Iterator[Reading]:
+    """Parts that hold classes, perhaps in folders of their own; what has no classes is left out."""
+    found = {name: reading for name in parts for reading in readings(inner[name])[:1]}
+    layouts = {
+        name: (*["*"] * len(PurePosixPath(reading.root).parts), *reading.layout) for name, reading in found.items()
+    }
+    train = next((layouts[name] for name, part in parts.items() if part == "train" and name in layouts), None)
+    if train is None:
+        return
+    kept = [name for name in layouts if layouts[name] == train]
+    exclude = [f"{name}/*" for name in inner if name not in kept]
+    exclude += [f"{name}/{pattern}" for name in kept for pattern in found[name].exclude]
+    yield Reading(("{part}", *train), exclude=tuple(exclude), given=found[kept[0]].given)
+
+
+def _of_folders(folder: Folder) -> Iterator[Reading]:
+    """Of folders that hold folders, all equally deep."""
+    inner, (depth, *others) = folder.inner, sorted(folder.depths)
+    if others or depth < 2:
+        return
+    held = [set(each.inner) for each in inner.values()]
+    shared, every = set.intersection(*held), set[str]().union(*held)
+    of_outer, of_inner = f"if {_listed(inner)} are the classes", f"if {_listed(every)} are the classes"
+    first = next(iter(inner.values()))
+    beside, kinds = [each.stems for each in first.inner.values()], {word for name in shared for word in words_of(name)}
+    outer = Reading(("{class}", *["*"] * (depth - 1)), given=of_outer)
+    if len(every) == 1:
+        yield outer
+    elif 2 * len(shared) < len(every):
+        yield Reading((*["*"] * (depth - 1), "{class}"), given=of_inner)
+        yield outer
+    elif (
+        depth == 2 and kinds & _MASKS and 2 * len(set.intersection(*beside)) > min(map(len, beside))
+    ):  # images, and masks of them
+        for name in sorted(shared):
+            rest = tuple(f"*/{other}/*" for other in sorted(every - {name}))
+            yield Reading(("{class}", name), exclude=rest, given=f"if the pictures lie in {name}/")
+    else:
+        is_numbers = all(name.isdigit() for name in inner)
+        yield from _below(inner) if len(inner) <= _MOST_EDITIONS and not is_numbers else ()
+        people = f"{of_inner}, and {_listed(inner)} whose images"
+        yield Reading(("{group}", "{class}", *["*"] * (depth - 2)), given=people)
+        yield outer
+
+
+def remedies(root: Path, found: Found, otherwise: str) -> str:
+    """What would make a folder readable, in words to paste; `otherwise` where names tell no classes."""
+    if not found.images:
+        return _of_no_image(root, found.others)
+    said = []
+    tree = tree_of(file.name for file in found.images)
+    for reading in readings(tree)[:_MOST_READINGS]:
+        others = [name for name in found.others if not reading.root or name.startswith(f"{reading.root}/")]
+        exclude = [*reading.exclude, *patterns(others, reading.exclude)]
+        words = ["--data-root", shlex.quote(str(root / reading.root))] if reading.root else []
+        if not reading.is_plain(tree):
+            words += ["--set", shlex.quote(f'data.layout="{"/".join(reading.layout)}"')]
+            words += ["--set", "data.group_by=group"] if "{group}" in reading.layout else []
+        words += [leaving_out([pattern.removeprefix(f"{reading.root}/") for pattern in exclude])] if exclude else []
+        said.append(f"{reading.given}: {' '.join(words)}" if reading.given else " ".join(words))
+    if any(said):
+        return f"Take {'; or '.join(each for each in said if each)}"
+    if otherwise:
+        return otherwise
+    tables = [name for name in found.others if name.endswith((".csv", ".tsv"))]
+    seen = "".join(f"; {name} has {', '.join(_columns(root / name))}" for name in tables[:2])
+    beside = patterns(found.others)
+    leaving = f", and leave the other files out: {leaving_out(beside)}" if beside else ""
+    return (
+        f"Names tell no classes: write labels.csv with the columns file, label (and group, for people){seen}{leaving}"
+    )
+
+
+def _of_no_image(root: Path, others: Sequence[str]) -> str:
+    """What to say of a folder without an image."""
+    archives = sorted({str((root / name).parent) for name in others if name.endswith((".tar", ".parquet"))})
+    if archives:
+        more = f"; parts by their names, as train-000000.tar (here they lie in {len(archives)} folders)"
+        return f"Archives are read where they lie flat in one folder: --data-root {shlex.quote(archives[0])}" + (
+            more if archives[1:] else ""
+        )
+    held = {PurePosixPath(name).name for name in others}
+    sets = [name for name, named in NAMED.items() if {PurePosixPath(file).name for file in named.files or "-"} <= held]
+    if sets:
+        return f"A named set reads such files: data.name = {' or '.join(sets)}, with --data-root the folder above"
+    return "Arrays and tables of pixels are not read: write PNG files into one folder for each class"
+
+
+def leaving_out(exclude: Sequence[str]) -> str:
+    """The words to paste."""
+    return f"--set {shlex.quote(f'data.exclude={json.dumps(exclude, ensure_ascii=False)}')}"
+
+
+def _columns(table: Path) -> list[str]:
+    """The first line's, of a table."""
+    with open(table, encoding="utf-8-sig", errors="replace") as file:
+        return [cell.strip(' "') for cell in file.readline(_LONGEST_LINE).strip().split(",")][:_MOST_LINES]
+
+
+def patterns(names: Sequence[str], known: Sequence[str] = ()) -> list[str]:
+    """Patterns that leave these files out: by their kinds, or by their names where they have none."""
+    left = [name for name in names if not excluded(name, known, set())]
+    return sorted({f"*{PurePosixPath(name).suffix}" if PurePosixPath(name).suffix else name for name in left})
+
+
+def taken_twice(names: Iterable[str]) -> tuple[str, str, str] | None:
+    """Two files of one picture by their names, and a pattern that leaves all such ones out: `a.png` beside `a.jpg`,
+    `IMG_E1` beside `IMG_1`, or one ending (`a_mask`, `a_flip`) of a tenth of a folder's files.
+    """
+    folders: dict[str, dict[str, str]] = {}
+    suffixes, tails, pairs = Counter[str](), Counter[str](), dict[str, tuple[str, str]]()
+    for name in names:
+        folder, _, file = name.rpartition("/")
+        stem, suffix = file.rpartition(".")[::2]
+        stems = folders.setdefault(folder, {})
+        other = stems.setdefault(stem, name)
+        if other != name and other.rpartition(".")[2].casefold() != suffix.casefold():
+            pairs["same"] = (other, name)
+        suffixes[suffix] += 1
+    if "same" in pairs:
+        rarer = min((name.rpartition(".")[2] for name in pairs["same"]), key=suffixes.__getitem__)
+        return (*pairs["same"], f"*.{rarer}")
+    for stems in folders.values():
+        for stem, name in stems.items():
+            edited = _EDITED.fullmatch(stem)
+            cuts = [(stem[: cut.start()], stem[cut.start() :]) for cut in _TAIL.finditer(stem)]
+            for base, tail in [*cuts, *([(f"IMG_{edited[1]}", "IMG_E")] if edited else [])]:
+                if base in stems:
+                    tails[tail] += 1
+                    pairs.setdefault(tail, (stems[base], name))
+    for tail, count in tails.most_common(1):
+        if count >= max(2, sum(map(len, folders.values())) // 10):
+            return (*pairs[tail], "IMG_E*" if tail == "IMG_E" else f"*{tail}{'*' if len(tail) > 4 else '.*'}")
+    return None
+
+
+def shown(root: Path, found: Found) -> Iterator[str]:
+    """A few lines: which folders hold how many images, and which other files lie beside."""
+    counts = Counter(file.name.rpartition("/")[0] for file in found.images)
+    for number, (folder, count) in enumerate(sorted(counts.items())):
+        if number == _MOST_LINES:
+            yield f"  ... and {len(counts) - number} more folders"
+            break
+        yield f"  {root / folder}: {count} image{'s' if count > 1 else ''}"
+    if found.others:
+        yield f"  beside them: {_listed(found.others)}"
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = sorted(names)
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
