@@ -32,6 +32,15 @@ def begun(folder, count=0, line=None, **options):
     return opened
 
 
+def test_a_new_run_takes_no_folder_that_holds_anything(tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    for path in (tmp_path, tmp_path / "mine.txt"):
+        with pytest.raises(InputError, match="is not empty"):
+            files.create(path)
+    files.create(tmp_path / "new")
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
 def test_a_ledger_states_the_whole_plan_and_then_counts_each_release(tmp_path):
     opened = begun(tmp_path, 3)
     found = ledger.read(tmp_path / "ledger.jsonl")

@@ -107,6 +107,7 @@ def test_a_killed_search_goes_on_with_the_same_trials_and_makes_the_one_that_was
     with pytest.raises(KeyboardInterrupt):
         first.search(tmp_path)
     assert stat.S_IMODE((tmp_path / "owner").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "owner" / "progress.json").stat().st_mode) == 0o600
     second.search(tmp_path)
     assert [made[:3] for made in second.made[:1]] == [first.made[1][:3]]  # the same folder and settings
     assert len(second.made) == 2 and not any(resumed for *_, resumed in second.made)

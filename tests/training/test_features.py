@@ -223,6 +223,19 @@ def test_the_closed_form_is_the_loop_over_single_examples(bias, dtype, kind):
     assert distance(one.grad_sum, other.grad_sum) < (1e-5 if dtype == torch.float32 else 1e-12)
 
 
+def test_the_closed_form_is_for_plain_weights_of_the_features_own_type_in_float32_and_more():
+    def engine_of(layer, rows, **options):
+        grad_fn = clipped_grad(Classifier(layer, "fc"), cross_entropy, clipping_norm=1.0, **options)
+        grad_fn(rows, torch.arange(6) % 5)
+        return grad_fn.engine
+
+    rows, layer = torch.randn(6, 40), torch.nn.Linear(40, 5)
+    assert engine_of(layer, rows) == "closed_form"
+    assert engine_of(layer, rows, precision="bf16") == "graph"
+    assert engine_of(torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(40, 5)), rows) == "graph"
+    assert engine_of(torch.nn.Linear(40, 5).bfloat16(), rows.bfloat16()) != "closed_form"
+
+
 def test_no_example_counts_for_more_than_one_in_the_closed_form():
     torch.manual_seed(0)
     model = Classifier(torch.nn.Linear(40, 5), "fc")
