@@ -52,6 +52,8 @@ def refusal(values):
         ("data.std", [1e-45], ["data.std = ", "is not possible"]),
         ("data.std", [1e300], ["data.std = ", "is not possible"]),
         ("data.mean", [float("nan")], ["data.mean = ", "is not possible"]),
+        ("data.mean", [123.675], ["data.mean = ", "is not possible"]),
+        ("data.std", [58.4], ["data.std = ", "is not possible"]),
         ("data.mean", [-1e300], ["data.mean = ", "is not possible"]),
         ("data.classes", [], ["data.classes = ", "is not possible"]),
         # What an optimizer lacks.

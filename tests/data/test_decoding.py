@@ -1,5 +1,6 @@
 import struct
 import warnings
+import zlib
 
 import numpy as np
 import pytest
@@ -46,7 +47,7 @@ def test_16_bit_grey_is_resized_at_full_precision_and_stays_in_range(tmp_path):
     assert pixels.min() == 0 and pixels.max() == 65535 and (pixels % 257 != 0).any()
 
 
-def write_grey_tiff(path, pixels, bits, photometric):
+def write_grey_tiff(path, pixels, bits, photometric, more=()):
     """A minimal little-endian TIFF of one strip, as cameras and scanners write that Pillow does not."""
     data = pixels.astype("<u2").tobytes()
     if bits == 12:
@@ -54,6 +55,7 @@ def write_grey_tiff(path, pixels, bits, photometric):
         data = bytes(byte for a, b in pairs for byte in (a >> 4, (a & 15) << 4 | b >> 8, b & 255))
     height, width = pixels.shape
     tags = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: height, 279: len(data)}
+    tags |= dict(more)
     entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
     head = b"II*\0" + struct.pack("<I", 8 + len(data))
     path.write_bytes(head + data + struct.pack("<H", len(tags)) + entries + bytes(4))
@@ -66,6 +68,71 @@ def test_a_tiff_whose_white_is_zero_is_turned_round_and_one_of_12_bits_reaches_w
     white = pixels * (65535 / (2**bits - 1))
     truth = white if photometric else 65535 - white
     np.testing.assert_allclose(decode(tmp_path / "x.tif")[0][0], truth, atol=bits < 16)
+
+
+def write_planar_tiff(path, bits, planes=2):
+    """Colours in planes, as tifffile writes (3, H, W): each its own strip."""
+    data = [COLOUR[..., c].astype(np.uint16 if bits == 16 else np.uint8).tobytes() for c in range(3)]
+    start, size = 8 + sum(map(len, data)), len(data[0])
+    place = start + 2 + 12 * 11 + 4
+    arrays = {258: (3, "H", [bits] * 3), 273: (4, "I", [8 + c * size for c in range(3)]), 279: (4, "I", [size] * 3)}
+    tags = {256: SIZE, 257: SIZE, 258: 0, 259: 1, 262: 2, 273: 0, 277: 3, 278: SIZE, 279: 0, 284: planes, 339: 1}
+    entries, tail = b"", b""
+    for tag, value in tags.items():
+        kind, sign, values = arrays.get(tag, (4, "I", [value]))
+        if len(values) > 1:
+            entries += struct.pack("<HHII", tag, kind, len(values), place + len(tail))
+            tail += struct.pack(f"<{len(values)}{sign}", *values)
+        else:
+            entries += struct.pack("<HHII", tag, kind, 1, value)
+    path.write_bytes(
+        b"II*\0" + struct.pack("<I", start) + b"".join(data) + struct.pack("<H", 11) + entries + bytes(4) + tail
+    )
+
+
+def test_a_tiff_of_planes_is_read_right_or_not_at_all(tmp_path):
+    write_planar_tiff(tmp_path / "8.tif", 8)
+    np.testing.assert_array_equal(decode(tmp_path / "8.tif", 3)[0], COLOUR.transpose(2, 0, 1))
+    write_planar_tiff(tmp_path / "16.tif", 16)
+    assert "a plane for each colour" in decode(tmp_path / "16.tif", 3)[1]
+
+
+def test_signed_samples_and_several_pages_are_refused_and_a_small_copy_is_no_page(tmp_path):
+    write_grey_tiff(tmp_path / "x.tif", RAMP, 16, 1, {339: 2})
+    assert "signed samples" in decode(tmp_path / "x.tif")[1]
+    pages = [Image.fromarray(RAMP // (1 + i)) for i in range(3)]
+    pages[0].save(tmp_path / "stack.tif", save_all=True, append_images=pages[1:])
+    assert "3 pages" in decode(tmp_path / "stack.tif")[1]
+    small = Image.fromarray(RAMP[::2, ::2].copy())
+    small.encoderinfo = {"tiffinfo": {254: 1}}
+    pages[0].save(tmp_path / "camera.tif", save_all=True, append_images=[small])
+    np.testing.assert_array_equal(decode(tmp_path / "camera.tif")[0][0], RAMP)
+
+
+def with_significant_bits(content, bits):
+    chunk = b"sBIT" + bytes([bits])
+    return content[:33] + struct.pack(">I", 1) + chunk + struct.pack(">I", zlib.crc32(chunk)) + content[33:]
+
+
+def test_a_png_that_says_how_many_bits_count_reaches_white(tmp_path):
+    """Scanners leave 12 bits at the bottom of 16; the standard asks to move them to the top, where they are white."""
+    at_bottom, at_top, path = (RAMP // 16).astype(np.uint16), (RAMP // 16 * 16).astype(np.uint16), tmp_path / "x.png"
+    for pixels, truth in ((at_bottom, at_bottom * (65535 / 4095)), (at_top, at_top)):
+        Image.fromarray(pixels).save(path)
+        path.write_bytes(with_significant_bits(path.read_bytes(), 12))
+        np.testing.assert_allclose(decode(path)[0][0], truth, atol=1)
+    Image.fromarray(at_bottom).save(path)
+    np.testing.assert_array_equal(decode(path)[0][0], at_bottom)  # nothing says so
+
+
+@pytest.mark.parametrize("size", [(17, 40), (40, 17), (16, 48)])
+def test_an_oblong_picture_is_its_middle_square_resized(tmp_path, size):
+    pixels = np.random.default_rng(1).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "x.png")
+    side, (width, height) = min(size), size
+    top, left = (height - side) // 2, (width - side) // 2
+    Image.fromarray(pixels[top : top + side, left : left + side].copy()).save(tmp_path / "square.png")
+    np.testing.assert_array_equal(decode(tmp_path / "x.png", 3)[0], decode(tmp_path / "square.png", 3)[0])
 
 
 @pytest.mark.parametrize("channels", [1, 3])

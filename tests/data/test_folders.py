@@ -285,3 +285,15 @@ def test_a_resize_ratio_is_kept_from_training_to_answers(two_classes):
     scored, _ = labelled_images(two_classes, data.classes, resize_ratio=1.25, report=quiet, **settings)
     assert images.shape == scored.shape == (3, 8, 8)
     assert torch.equal(images.batch(rows), scored.batch(rows))
+
+
+def test_a_folder_whose_values_stay_below_a_sixteenth_of_white_is_told(tmp_path, write_image):
+    said = []
+    for name in ("cat", "dog"):
+        for number in range(30):
+            path = tmp_path / "dark" / name / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            values = np.random.default_rng(number).integers(0, 3000, (8, 8)).astype(np.uint16)
+            Image.fromarray(values).save(path)
+    load(config(channels=1), tmp_path / "dark", said.append)
+    assert any("a sixteenth of white" in line for line in said)

@@ -13,7 +13,7 @@ FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 PositiveInt = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-Spread = Annotated[float, Field(ge=1e-6, le=1e6)]
+Spread = Annotated[float, Field(ge=1e-6, le=1)]
 """What images may be divided by: float32 holds the result."""
 AugmentationKind = Literal["none", "flip", "crop", "crop_flip", "rrc", "tan", "simclr"]
 
@@ -79,8 +79,8 @@ class DataConfig(Section):
     padding, and what is not cropped at random is its centre (De et al. 2022, C.2: 1.2 for ImageNet).
     """
     channels: Literal[1, 3] | None = None
-    mean: list[Annotated[float, Field(ge=-1e6, le=1e6)]] | None = None
-    """Public constant per channel, subtracted from images scaled to [0, 1]."""
+    mean: list[Annotated[float, Field(ge=0, le=1)]] | None = None
+    """Public constant per channel, subtracted from images scaled to [0, 1]: constants of [0, 255] divided by 255."""
     std: list[Spread] | None = None
     """Public constant per channel, by which images are divided."""
     group_by: str | None = None

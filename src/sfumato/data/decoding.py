@@ -2,12 +2,12 @@
 
 The rules, which never look at a second image:
 
-- The container decides, not the extension: PNG, JPEG, BMP, WebP, TIFF; of several frames or pages
-  the first.
+- The container decides, not the extension: PNG, JPEG, BMP, WebP, TIFF; of several frames the first. A TIFF of several
+  pages, of signed samples or of planes of 16 bits is unreadable.
 - EXIF orientation is applied. Colour profiles are not.
 - Transparency is composited on white. CMYK, palette and the like become RGB.
-- 16-bit grey keeps its range: 65535 is white (4095 in a 12-bit TIFF), and 8-bit v equals 16-bit 257
-  v.
+- 16-bit grey keeps its range: 65535 is white (4095 in a 12-bit TIFF, or in a PNG that says so by sBIT and holds no
+  larger value), and 8-bit v equals 16-bit 257 v.
 - The centred square of the shorter side's length is resized (bicubic with anti-aliasing) to
   `image_size`.
 - One channel: luma (ITU-R 601), stored in 16 bits. Three channels: RGB, stored in 8 bits; grey is
@@ -25,7 +25,7 @@ import time
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -36,15 +36,16 @@ from sfumato.data.listing import ImageFile
 from sfumato.data.store import Report, Rows
 from sfumato.errors import refusing
 
-RULES_VERSION = 1
+RULES_VERSION = 2
 """Goes up when a rule above changes, so that no cache of the old rule is read."""
 MAX_PIXELS = 64_000_000
 """A larger image is not decoded (decompression bombs)."""
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF")
 _GREY_16 = ("I;16", "I;16L", "I;16B", "I;16N")
 _DRAFT_MARGIN = 2
-_TIFF_BITS_PER_SAMPLE = 258
-_TIFF_PHOTOMETRIC = 262
+_TIFF_SUBFILE, _TIFF_BITS_PER_SAMPLE, _TIFF_PHOTOMETRIC = 254, 258, 262
+_TIFF_SAMPLES, _TIFF_PLANES, _TIFF_SAMPLE_FORMAT = 277, 284, 339
+_SIGNIFICANT_BITS = "significant bits"
 _ORIENTATION = 0x0112
 _PART = 1024
 """Images that are decoded before they are put on disk."""
@@ -206,6 +207,9 @@ def _decode(path: Path | ImageFile, into: np.ndarray) -> str | None:
             image = Image.open(file, formats=FORMATS)
             if image.width * image.height > MAX_PIXELS:
                 raise Image.DecompressionBombError
+            _refuse_layout(image)
+            if image.format == "PNG" and image.mode in _GREY_16:
+                image.info[_SIGNIFICANT_BITS] = _significant_bits(file)
             into[:] = _to_square(image, into.shape[-1], len(into))
         except Image.DecompressionBombError:
             return f"it has more than {MAX_PIXELS // 10**6} million pixels, the limit: make it smaller"
@@ -216,6 +220,37 @@ def _decode(path: Path | ImageFile, into: np.ndarray) -> str | None:
         except Exception as error:  # Pillow's decoders raise nearly every type on damaged files
             return " ".join(str(error).split()) or type(error).__name__
     return None
+
+
+def _refuse_layout(image: Any) -> None:
+    """Raises ValueError for a TIFF that Pillow would read otherwise than it is meant."""
+    if image.format != "TIFF":
+        return
+    tags, pages = image.tag_v2, 0
+    bits = tags.get(_TIFF_BITS_PER_SAMPLE, (1,))[0]
+    if bits <= 16 and set(tags.get(_TIFF_SAMPLE_FORMAT, (1,))) == {2}:
+        raise ValueError("it is a TIFF of signed samples: save them unsigned")
+    is_planar = tags.get(_TIFF_PLANES, 1) == 2 and tags.get(_TIFF_SAMPLES, 1) > 1
+    if is_planar and bits > 8:
+        raise ValueError("it is a TIFF of 16 bits with a plane for each colour: save the colours of a pixel together")
+    for page in range(image.n_frames):
+        image.seek(page)
+        pages += not image.tag_v2.get(_TIFF_SUBFILE, 0) & 1  # a smaller copy is no page
+    image.seek(0)
+    if pages > 1:
+        raise ValueError(f"it is a TIFF of {pages} pages: save each in a file of its own")
+
+
+def _significant_bits(file: IO[bytes]) -> int:
+    """How many bits of a grey PNG's samples count, by its sBIT; else 16."""
+    place, bits, kind = file.tell(), 16, b""
+    file.seek(8)
+    while kind not in (b"sBIT", b"IDAT", b"IEND") and len(head := file.read(8)) == 8:
+        size, kind = struct.unpack(">I4s", head)
+        content = file.read(size + 4) if kind == b"sBIT" else file.seek(size + 4, os.SEEK_CUR)
+        bits = content[0] if isinstance(content, bytes) and content else bits
+    file.seek(place)
+    return bits if 0 < bits <= 16 else 16
 
 
 def _to_square(image: Any, image_size: int, channels: int) -> np.ndarray:
@@ -244,6 +279,9 @@ def _grey(image: Any) -> Any:
     if image.mode not in _GREY_16:
         return Image.fromarray(np.asarray(_opaque(image).convert("L")).astype(np.float32) * 257)
     pixels = np.asarray(image).astype(np.float32)
+    largest = 2 ** image.info.get(_SIGNIFICANT_BITS, 16) - 1
+    if pixels.max() <= largest:  # else its bits were moved to the top, as the standard asks
+        pixels *= 65535 / largest
     if image.format == "TIFF":
         tags = image.tag_v2
         pixels *= 65535 / (2 ** tags.get(_TIFF_BITS_PER_SAMPLE, (16,))[0] - 1)
@@ -281,5 +319,6 @@ def _resize(image: Any, image_size: int) -> Any:
 
     side = min(image.size)
     left, top = (image.width - side) // 2, (image.height - side) // 2
-    box = (left, top, left + side, top + side)
-    return image.resize((image_size, image_size), Image.Resampling.BICUBIC, box=box, reducing_gap=3.0)
+    # Cut first: what `resize` makes of a box differs between versions of Pillow.
+    square = image.crop((left, top, left + side, top + side))
+    return square.resize((image_size, image_size), Image.Resampling.BICUBIC, reducing_gap=3.0)

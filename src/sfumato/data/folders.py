@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from sfumato.config import DataConfig
@@ -119,6 +120,12 @@ class Listing:
         )
         decoding.report_unreadable((str(self.root / file.name) for file in self.files), decoded.reasons, self.report)
         self._report_copies(decoded)
+        white = np.iinfo(decoding.stored_type(self.facts.channels)).max
+        if decoded.images.numpy().max() <= white // 16:
+            self.report(
+                "warning: no pixel of any image exceeds a sixteenth of white: values of 12 bits in files of 16? Convert"
+                " them, or let the PNG files say so (sBIT). This is private."
+            )
         groups = None if self.config.group_by is None else [str(item.group) for item in self.files]
         return decoded.seen(self.facts.image_size, self.scale, _labels(self.files, self.classes), groups)
 
