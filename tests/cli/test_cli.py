@@ -96,6 +96,8 @@ DIGITS = "train demo/digits"
         (f"{DIGITS} --set training.batch_size=5000", "batch_size"),
         (f"{DIGITS} --set augmentation.kind=rrc", "augmentation.augmult"),  # the recipe says 0
         (f"{DIGITS} --device gpu7", "gpu7"),
+        (f"{DIGITS} --device mps", 'Use "auto", "cpu", "cuda" or "cuda:N"'),
+        (f"{DIGITS} --device meta", 'Use "auto", "cpu", "cuda" or "cuda:N"'),
         (f"{DIGITS} --set training.precision=tf32 --device cpu", "CUDA"),
         ("resume no-such-run", "no-such-run"),
         (f"{DIGITS} --resume", "unfinished"),

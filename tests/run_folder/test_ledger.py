@@ -1,5 +1,6 @@
 """A count that no fault lowers, and files that are whole or absent."""
 
+import errno
 import json
 import math
 import os
@@ -169,6 +170,24 @@ def test_room_for_the_next_checkpoint_is_held(tmp_path):
     assert (tmp_path / ".next").stat().st_blocks * 512 >= 4 * size  # an optimizer remembers nothing yet
     saved(checkpoints, 1, size=20_000)
     assert (tmp_path / ".next").stat().st_size == checkpoints.paths()[-1].stat().st_size
+
+
+@pytest.mark.parametrize("code", [None, errno.EOPNOTSUPP, errno.ENOSPC])
+def test_where_a_file_system_cannot_reserve_room_is_written_and_a_full_disk_is_one(tmp_path, monkeypatch, code):
+    def cannot(*given):
+        raise OSError(code, os.strerror(code))
+
+    checkpoints = Checkpoints(tmp_path)
+    if code is None:  # as on macOS
+        monkeypatch.delattr(os, "posix_fallocate")
+    else:
+        monkeypatch.setattr(os, "posix_fallocate", cannot)
+    if code == errno.ENOSPC:
+        with pytest.raises(MachineError, match="No space left"):
+            saved(checkpoints, 0, size=10_000)
+        return
+    saved(checkpoints, 0, size=10_000)
+    assert (tmp_path / ".next").stat().st_blocks * 512 >= 4 * checkpoints.paths()[0].stat().st_size
 
 
 def test_a_checkpoint_that_runs_code_is_not_loaded(tmp_path):

@@ -13,6 +13,8 @@ _INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
 
 def main() -> None:
     """Runs one command and ends the process: 0 done, 2 the input is wrong, 1 anything else."""
+    if sys.platform == "win32":
+        sys.exit("error: files are locked as Linux and macOS do it, and Windows has no such locks. Run it in WSL.")
     # Threads that wait by spinning make steps many times slower on busy cores; read when torch is
     # imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

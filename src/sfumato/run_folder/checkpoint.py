@@ -1,6 +1,7 @@
 """Checkpoints: the state of a run after one of its updates, in a file that is whole or absent."""
 
 import dataclasses
+import errno
 import io
 import os
 import pickle
@@ -13,6 +14,7 @@ from sfumato.errors import InputError, refusing
 from sfumato.run_folder.files import machine_faults, sync_folder
 
 KEPT = 2
+_CANNOT = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _ROOM_OF_THE_FIRST = 4
 """An optimizer remembers nothing yet when the first checkpoint is written: later ones may be so many times as large."""
 
@@ -98,9 +100,13 @@ class Checkpoints:
         size = newest.stat().st_size * (_ROOM_OF_THE_FIRST if newest == self._path(0) else 1)
         with machine_faults(self._room), self._open_room() as file:
             missing = size - os.fstat(file.fileno()).st_size
-            if missing > 0 and hasattr(os, "posix_fallocate"):
+            if missing <= 0:
+                return
+            try:
                 os.posix_fallocate(file.fileno(), 0, size)
-            elif missing > 0:  # macOS has no such call
+            except (AttributeError, OSError) as error:  # macOS has no such call, and some file systems cannot do it
+                if isinstance(error, OSError) and error.errno not in _CANNOT:
+                    raise
                 file.seek(0, os.SEEK_END)
                 file.write(bytes(missing))
 

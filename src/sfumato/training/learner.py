@@ -1,6 +1,7 @@
 """Network, source and update of one run together, ready to take updates."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -15,7 +16,7 @@ from sfumato.data.canaries import WithCanaries, canary_images
 from sfumato.data.examples import Dataset, Examples, FeatureSet
 from sfumato.data.images import ImageSet
 from sfumato.data.views import People, Views
-from sfumato.errors import refusing
+from sfumato.errors import InputError, refusing
 from sfumato.evaluation.scores import Objective, require_rows_apart
 from sfumato.json_record import pick
 from sfumato.models.layers import CentredLinear, centred
@@ -231,15 +232,16 @@ def _speed(plan: Plan, device: torch.device, recorded: dict[str, Any] | None) ->
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of that name; "auto" takes a GPU where there is one.
+    """The device of that name: "cpu", "cuda", "cuda:N"; "auto" takes a GPU where there is one.
 
     Raises:
         InputError: If there is no such device.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    kinds = RuntimeError, AssertionError, NotImplementedError
-    with refusing(f'--device "{name}" cannot be used', 'Use "auto", "cpu" or "cuda".', *kinds):
-        device = torch.device(name)
-        torch.zeros(1, device=device).item()  # "meta" holds no numbers
-    return device
+    remedy = 'Use "auto", "cpu", "cuda" or "cuda:N".'
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):  # others have no float64, which engines are checked in
+        raise InputError(f'--device "{name}" is none that is known. {remedy}')
+    with refusing(f'--device "{name}" cannot be used', remedy, RuntimeError, AssertionError):
+        torch.zeros(1, device=name)
+    return torch.device(name)

@@ -114,6 +114,7 @@ def train(
         parsed = parsed.model_copy(update={"data": parsed.data.model_copy(update={"path": str(root)})})
     files.refuse_among_images(folder, parsed.data)  # before any image is read, as is what follows
     parsed.model.refuse_missing_weights()
+    pick_device(device)
     with watching(progress) as watched:
         if noted is not None:
             watched.message(f"images of {noted}, as {folder / files.DATA_ROOT_FILE} says")
