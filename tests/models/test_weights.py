@@ -36,14 +36,15 @@ def cnn(num_classes=4, seed=1):
     return build("small_cnn", **SHAPE, num_classes=num_classes, seed=seed)
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "pth", "wrapped"])
+@pytest.mark.parametrize("kind", ["safetensors", "pth", "wrapped", "self-supervised"])
 def test_tensors_are_read_whatever_they_are_kept_in(tmp_path, kind):
     state = cnn().state_dict()
     path = tmp_path / ("w.safetensors" if kind == "safetensors" else "w.pth")
     if kind == "safetensors":
         save_file(state, path)
     else:
-        torch.save({"state_dict": state, "epoch": 3} if kind == "wrapped" else state, path)
+        around = {"wrapped": {"state_dict": state, "epoch": 3}, "self-supervised": {"teacher": state, "student": {}}}
+        torch.save(around.get(kind, state), path)
     weights = read_weights("small_cnn", str(path))
     assert weights.tensors.keys() == state.keys() and weights.digest == Weights(state).digest
     other = cnn(seed=2)
@@ -53,7 +54,7 @@ def test_tensors_are_read_whatever_they_are_kept_in(tmp_path, kind):
 
 def test_a_prefix_of_another_tool_s_is_taken_off():
     state = cnn().state_dict()
-    for prefix in ("module.", "_orig_mod.", "model._orig_mod."):
+    for prefix in ("module.", "_orig_mod.", "model._orig_mod.", "backbone.", "teacher.encoder."):
         other = cnn(seed=2)
         given = {prefix + name: value for name, value in state.items()} | {"criterion.weight": torch.ones(3)}
         lines = fit(other, Weights(given), "head").lines()

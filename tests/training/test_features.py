@@ -316,6 +316,16 @@ def test_weights_of_a_run_start_another_and_the_certificate_names_them(tmp_path)
     assert result.num_parameters < 6000
 
 
+def test_weights_that_lack_what_would_stay_random_for_good_are_refused(tmp_path):
+    tensors = load_trained(weights_of(tmp_path / "first")).model.state_dict()
+    lacking = next(name for name in tensors if tensors[name].ndim == 4)
+    torch.save({name: value for name, value in tensors.items() if name != lacking}, tmp_path / "w.pth")
+    given = {"init_from": str(tmp_path / "w.pth"), "pretrained_on": "digits"}
+    refused(f"lack {lacking}, which do not train", train, recipe(**given), tmp_path / "second")
+    assert not (tmp_path / "second").exists()
+    train(recipe(**given, trainable="all"), tmp_path / "third")
+
+
 def test_other_weights_than_a_run_s_or_than_the_recipe_s_digest_says_are_refused(tmp_path):
     given, other = (weights_of(tmp_path / f"weights{seed}", seed) for seed in (3, 4))
     stated = recipe(pretrained_on="digits", init_from=given, init_sha256="0" * 64)

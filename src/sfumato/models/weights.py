@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import os
 import pickle
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,7 @@ from sfumato.errors import InputError, refusing
 from sfumato.models import libraries
 
 # What other tools put around the state of a model.
-_WRAPPINGS = ("state_dict", "model", "model_state_dict", "net", "state_dict_ema", "model_ema")
-# And before each name: nothing, data parallel, torch.compile, Lightning, and both.
-_PREFIXES = ("", "module.", "_orig_mod.", "model.", "module._orig_mod.", "model._orig_mod.", "net.")
+_WRAPPINGS = ("state_dict", "model", "model_state_dict", "net", "state_dict_ema", "model_ema", "teacher", "student")
 # What a damaged or foreign pickle raises.
 _DAMAGES = (pickle.UnpicklingError, EOFError, OSError, RuntimeError, ValueError, TypeError, LookupError, AttributeError)
 
@@ -146,16 +145,9 @@ def fit(model: nn.Module, weights: Weights, classifier: str | None) -> Fitted:
         InputError: If nothing fits, or a tensor holds no finite numbers of the model's kind.
     """
     own, named = model.state_dict(), list(weights.tensors)
-
-    def under(prefix: str) -> dict[str, torch.Tensor]:
-        return {name[len(prefix) :]: value for name, value in weights.tensors.items() if name.startswith(prefix)}
-
-    def fitting(given: dict[str, torch.Tensor]) -> set[str]:
-        return {name for name, value in own.items() if name in given and given[name].shape == value.shape}
-
-    prefix = max(_PREFIXES, key=lambda before: len(fitting(under(before))))  # of equals the first: none
-    given = under(prefix)
-    found = fitting(given)
+    prefix = _prefix(own, weights.tensors)
+    given = {name[len(prefix) :]: value for name, value in weights.tensors.items() if name.startswith(prefix)}
+    found = {name for name, value in own.items() if name in given and given[name].shape == value.shape}
     head = {name for name in own if classifier is not None and name.startswith(f"{classifier}.")}
     new_classifier = bool(head) and (not head <= found or f"{classifier}.centre" in given)
     if new_classifier:
@@ -180,3 +172,16 @@ def fit(model: nn.Module, weights: Weights, classifier: str | None) -> Fitted:
     not_given = [name for name in own if name not in found | head and not name.endswith("num_batches_tracked")]
     used = {prefix + name for name in own}
     return Fitted(not_given, [name for name in named if name not in used], new_classifier)
+
+
+def _prefix(own: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor]) -> str:
+    """What other tools put before the names of a network's tensors (module., _orig_mod., backbone.): before most names
+    of one shape; of equals the shortest.
+    """
+    counts = Counter[str]()
+    for name, value in tensors.items():
+        steps = name.split(".")
+        for rest in (".".join(steps[i:]) for i in range(len(steps))):
+            if rest in own and own[rest].shape == value.shape:
+                counts[name.removesuffix(rest)] += 1
+    return max(counts, key=lambda prefix: (counts[prefix], -len(prefix)), default="")

@@ -73,7 +73,18 @@ class Network:
         if recipe.model.features != "raw":
             scale_features(model, named_classifier(model, self._num_classes))
         select_trainable(model, recipe.model.trainable, self._num_classes)
+        self._refuse_what_stays_random(model)
         return model
+
+    def _refuse_what_stays_random(self, model: nn.Module) -> None:
+        trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        lost = [name for name in (self.fitted.not_given if self.fitted else ()) if name not in trained]
+        if lost:
+            shown = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
+            raise InputError(
+                f"the weights lack {shown}, which do not train and would stay random for good. Take weights of this "
+                "very network, or train them too: --set model.trainable=all."
+            )
 
     def initialise(self, word: int) -> None:
         """Draws the initial weights from one uniform word of 64 bits."""
