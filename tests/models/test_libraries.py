@@ -23,6 +23,7 @@ SMALL = {"num_classes": 5, "seed": 0}
     [
         ("timm:test_vit", 1, 32, {}),  # takes its image size
         ("timm:test_resnet", 1, 40, {"act_layer": "silu"}),  # takes any
+        ("timm:test_resnet.r160_in1k", 1, 40, {}),  # its weights have a tag
         ("timm:vit_tiny_patch16_224", 3, 32, {"patch_size": 8, "embed_dim": 48, "depth": 2}),
         ("torchvision:squeezenet1_1", 3, 32, {"dropout": 0.0}),
         ("torchvision:googlenet", 3, 32, {}),
@@ -39,6 +40,7 @@ def test_a_library_s_network_takes_the_data_s_shape(name, channels, size, option
 def test_a_stranger_s_recipe_reaches_nothing_but_architectures():
     for name, options, says in (
         ("timm:resnet5", {}, "Did you mean resnet50?"),
+        ("timm:resnet50.a1_in2k", {}, "Did you mean resnet50.a1_in1k?"),
         ("timm:hf-hub:someone/model", {}, "timm has no such network"),
         ("timm:local-dir:/tmp/model", {}, "timm has no such network"),
         ("torchvision:resnet5", {}, "torchvision has no such network"),

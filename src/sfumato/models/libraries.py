@@ -38,7 +38,10 @@ def factory(name: str) -> Callable[..., nn.Module] | None:
     if library not in NAMES:
         return None
     module = imported(library, f"a library of networks. Install it: pip install {library}")
-    known = module.list_models() if library == "timm" else module.models.list_models(module=module.models)
+    if library == "timm":  # weights have a tag: resnet50.a1_in1k
+        known = module.list_models(pretrained="." in network)
+    else:
+        known = module.models.list_models(module=module.models)
     if network not in known:
         raise InputError(f'model "{name}": {library} has no such network. {nearest(network, known)}')
     return functools.partial(_timm if library == "timm" else _torchvision, module, network)
