@@ -406,6 +406,7 @@ SURFACE = {
     "audit one-run": "--confidence --trust --json",
     "check": "--fix --image-size --channels --num-classes --trust --json",
     "norms": "--plot --json",
+    "epsilon": "--delta --json",
     "recipes list": "--data-root --json",
     "recipes show": "--calibrate --json",
     "recipes verify": "--json",

@@ -21,6 +21,11 @@ def test_private_runs_have_keys_of_their_own_and_their_updates_add_up(tmp_path, 
     one = runs[0]
     mechanism = sfumato.Mechanism(one["num_examples"], 64, one["noise_multiplier"], 9)
     assert found["epsilon_together"] == sfumato.epsilon(mechanism, one["delta"]).epsilon > one["epsilon"]
+    asked = json_of(capsys, "epsilon", *(run["run"] for run in runs))
+    assert asked["epsilon"] == found["epsilon_together"] and asked["delta"] == one["delta"]
+    parts = [mechanism.replace(num_steps=3)] * 3
+    assert sfumato.epsilon(parts, one["delta"]).epsilon == found["epsilon_together"]
+    assert json_of(capsys, "epsilon", runs[0]["run"], "--delta", 1e-3)["epsilon"] < one["epsilon"]
     accuracies = [run["accuracy"] for run in runs]
     assert found["accuracy"] == pytest.approx(sum(accuracies) / 3)
     spread = (sum((each - found["accuracy"]) ** 2 for each in accuracies) / 2) ** 0.5
@@ -34,6 +39,7 @@ def test_private_runs_have_keys_of_their_own_and_their_updates_add_up(tmp_path, 
 def test_seeded_runs_are_private_of_nobody_and_the_same_each_time(tmp_path, capsys):
     found = json_of(capsys, *WORDS, "--seeds", "0..2", "--output", tmp_path / "runs")
     assert [run["private"] for run in found["runs"]] == [False] * 3 and found["epsilon_together"] is None
+    assert "not private" in refused(capsys, "epsilon", found["runs"][0]["run"])
     one = sfumato.train("demo/digits", tmp_path / "one", settings={**TINY, "run.seed": 2})
     assert found["runs"][2]["accuracy"] == one.accuracy
     status, out, _ = call(capsys, *WORDS, "--seeds", "0..2", "--output", tmp_path / "runs")

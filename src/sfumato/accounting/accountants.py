@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from sfumato.accounting.gaussian import epsilon_gaussian, mu_of
 from sfumato.accounting.mechanism import Accountant, Mechanism, Part
@@ -46,9 +46,12 @@ class Spent:
 
 
 def epsilon(
-    mechanism: Mechanism, delta: float, accountant: Accountant = "pld", selection: Selection | None = None
+    mechanism: Mechanism | Sequence[Mechanism],
+    delta: float,
+    accountant: Accountant = "pld",
+    selection: Selection | None = None,
 ) -> Spent:
-    """What a mechanism spends.
+    """What a mechanism spends, or several on the same examples together (`epsilon_together`).
 
     Guarantee: each number is an upper bound on the epsilon of the mechanism's T steps, and of the
     release before them if there is one, at ``delta``, for one unit's contribution replaced by zero
@@ -72,7 +75,9 @@ def epsilon(
         (7.05, 6.54)
     """
     if selection is None:
-        return epsilon_together([mechanism], delta, accountant)
+        return epsilon_together([mechanism] if isinstance(mechanism, Mechanism) else mechanism, delta, accountant)
+    if not isinstance(mechanism, Mechanism):
+        raise InputError("no epsilon is known for several runs, each selected from others: give one mechanism.")
     _refuse_unknown(mechanism, delta)
     if mechanism.first_release_noise is not None:
         raise InputError(

@@ -42,6 +42,46 @@ def _show_norms(facts: dict[str, Any]) -> None:
     )
 
 
+def epsilon(runs: list[Path], *, delta: float | None = None, json_: bool = False) -> None:
+    """Says what several runs on the same images spend together: epsilon of somebody who sees all of them. Whether the
+    images are the same is your word.
+
+    Args:
+        runs: Their folders.
+        delta: Of all together; without it, the smallest of the runs'.
+    """
+    from sfumato.accounting import formats
+    from sfumato.accounting.accountants import epsilon_together
+    from sfumato.json_record import finite
+    from sfumato.run_folder import ledger, record
+    from sfumato.run_folder.files import read_json
+
+    lines = [ledger.read(run / ledger.LEDGER_FILE).run for run in runs]
+    for run, line in zip(runs, lines, strict=True):
+        claim = read_json(run / record.CERTIFICATE_FILE)
+        if not claim.get("private") or line.delta is None:
+            raise InputError(f"{run} is not private: what it shows has no epsilon, alone or with others. Leave it out.")
+        if claim.get("selected_from") is not None:
+            raise InputError(f"{run} was selected from others: no epsilon is known beside other runs. Leave it out.")
+    units = {(line.num_examples, line.unit, line.images_per_unit) for line in lines}
+    if len(units) > 1:
+        raise InputError("these runs are of other numbers of images, or of other units: no one epsilon covers them.")
+    delta = min(line.delta for line in lines if line.delta is not None) if delta is None else delta
+    spent = epsilon_together([line.mechanism for line in lines], delta)
+    facts = {
+        "epsilon": finite(spent.epsilon),
+        "delta": delta,
+        "unit": lines[0].unit,
+        "runs": [str(run) for run in runs],
+    }
+    said = (
+        f"{len(runs)} runs together: epsilon {formats.epsilon_text(spent.epsilon)} at delta {formats.delta_text(delta)}"
+    )
+    output.answer(
+        facts, json_, lambda facts: output.say(f"{said}, for one {facts['unit']}, if the images are the same")
+    )
+
+
 def schema(name: str) -> None:
     """Prints the JSON schema of privacy.json, result.json, search.json, of a line of metrics.jsonl,
     metrics_private.jsonl or ledger.jsonl, or of what `sfumato audit --json` prints.
