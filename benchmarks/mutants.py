@@ -101,7 +101,7 @@ def _of_one(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
         case ast.AugAssign(op=operator) if type(operator) in ARITHMETIC:
             yield node, _written(node, op=ARITHMETIC[type(operator)]())
             yield node, "pass"
-        case ast.Return(value=ast.expr()):
+        case ast.Return(value=ast.expr()) if ast.unparse(node) != "return None":
             yield node, "return None"
         case ast.Break():
             yield node, "continue"
