@@ -91,6 +91,20 @@ def test_features_are_centred_where_there_is_signal_enough_and_nothing_that_a_fi
     assert features_of(100, 1.0, model={"features": "centred"}) == "centred"
 
 
+@pytest.mark.parametrize(("num_examples", "target", "rate"), [(100, 0.5, 0.06), (8000, 1.0, 2.0), (50_000, 8.0, 16.0)])
+def test_the_rate_on_features_is_that_of_the_signal_with_what_goes_with_it_unless_one_is_stated(
+    num_examples, target, rate
+):
+    def optimizer_of(**optimizer):
+        recipe = {"data": {"name": "folder"}, "model": {"trainable": "classifier"}, "optimizer": optimizer}
+        recipe["privacy"] = {"target_epsilon": target, "delta": 1e-5}
+        plan = resolve(config.parse(recipe), Facts(num_examples, 2, 32, 3))
+        return plan.recipe.optimizer.learning_rate, plan.recipe.optimizer.momentum, plan.recipe.ema.decay
+
+    assert optimizer_of() == (rate, 0.9, 0.9)
+    assert optimizer_of(learning_rate=1.0)[:2] == (1.0, 0.0)
+
+
 KINDS, AUGMULTS, PARTS = (None, "none", "flip"), (None, 0, 2), (None, "all", "classifier", "norms")
 VIEWS = itertools.product([Facts(4000, 2, 32, 3)], [0.01, 8.0], KINDS, AUGMULTS, PARTS, [None], [2])
 # What a warning tries with more images must not refuse the recipe that it warns of.
