@@ -83,6 +83,12 @@ def test_one_bad_file_stops_no_other_and_says_why(run, unseen, tmp_path, capsys,
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{word}\n" for word in words)))
     assert json_of(capsys, "predict", run, "-")["predictions"] == rows
     assert "does not exist" in refused(capsys, "predict", run, tmp_path / "gone.png")
+    inbox = tmp_path / "inbox"
+    inbox.mkdir()
+    for path in (good[0], note):
+        (inbox / path.name).write_bytes(path.read_bytes())
+    rows = json_of(capsys, "predict", run, inbox)["predictions"]
+    assert [row["class"] is None for row in rows] == [False, True] and "no known kind" in rows[1]["why"]
 
 
 def test_patterns_and_folders_are_images(run, unseen, capsys):

@@ -83,6 +83,7 @@ REFUSED = {
 ALLOWED = {
     "columns cut": lambda x: x[:, 1:].repeat(1, 2)[:, :4],
     "columns flipped and rolled": lambda x: x.flip(1).roll(1, 1),
+    "dead code": lambda x: (torch.arange(x.shape[0]), x.flip(0), x)[-1],
     "columns sorted": lambda x: x.sort(1)[0] + x.cumsum(-1) + x.softmax(1),
     "columns picked": lambda x: x[:, torch.tensor([3, 2, 1, 0])],
     "masked": lambda x: torch.where(x > 0, x, 0.0) + x.masked_fill(x > 1, 1.0),

@@ -22,7 +22,7 @@ def names(files):
 
 
 def test_every_kind_and_case_of_extension_is_found_in_the_order_of_names(tmp_path, write_image):
-    kinds = ["a.PNG", "b.jpg", "c.JPEG", "d.bmp", "e.WebP", "f.tif", "g.TIFF"]
+    kinds = ["a.PNG", "b.jpg", "c.JPEG", "d.bmp", "e.WebP", "f.tif", "g.TIFF", "h.jfif", "i.jpe"]
     write_image("dog/0.png", *(f"cat/{name}" for name in reversed(kinds)))
     found = listed(tmp_path / "images")
     assert names(found) == [f"cat/{name}" for name in kinds] + ["dog/0.png"]

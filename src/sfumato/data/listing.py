@@ -18,7 +18,7 @@ from typing import IO, NoReturn
 
 from sfumato.errors import InputError
 
-EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+EXTENSIONS = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".webp", ".tif", ".tiff")
 PARTS = ("train", "valid", "test")
 PART_MEANT = {"training": "train", "validation": "valid", "val": "valid", "dev": "valid", "testing": "test"} | {
     part: part for part in PARTS

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from sfumato.data.folders import decode_files
-from sfumato.data.listing import check_file, find_images
+from sfumato.data.listing import check_file, find_files
 from sfumato.errors import InputError, refusal
 from sfumato.evaluation.scores import evaluation_finding, predict_logits
 from sfumato.evaluation.trained import load as load_trained
@@ -180,7 +180,8 @@ def files_of(images: Sequence[str | Path]) -> list[tuple[Path, str | None]]:
     paths: list[Path] = []
     for path in map(Path, images):
         if path.is_dir():
-            paths += [file.path for file in find_images(path)]
+            within = find_files(path)
+            paths += [path / name for name in sorted([*(file.name for file in within.images), *within.others])]
         elif any(sign in path.name for sign in "*?[") and not path.exists():
             paths += sorted(filter(Path.is_file, path.parent.glob(path.name))) or [path]
         else:

@@ -126,6 +126,7 @@ def trace(model: nn.Module, row: torch.Tensor) -> Traced:
             known of (it is named).
     """
     program = _export(model, torch.zeros(_TRACED_ROWS, *row.shape[1:], dtype=row.dtype, device=row.device))
+    program.graph.eliminate_dead_code()  # what nothing takes may count rows
     images, placeholders = _inputs(program, model)
     parameters_of = {
         node: frozenset([name] if kind == "parameter" else []) for node, (kind, name) in placeholders.items()
