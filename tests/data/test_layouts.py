@@ -90,6 +90,8 @@ AFTER_ONE = {
     "flipped": ("{cat,dog}/p{0..3}.png {cat,dog}/p{0..3}_flip.png", {"cat", "dog"}, 8),
     "copies in a class": ("{cat,dog}/{0..3}.png dog/greg/vision/{0..3}.png dog/RENAME", {"cat", "dog"}, 8),
     "other files": ("{cat,dog}/{0..3}.jpg {cat,dog}/{0..3}.xmp {cat,dog}/1.NEF README.dataset.docx", {"cat", "dog"}, 8),
+    "folders of other files": ("{train,valid}/{cat,dog}/{0..3}.png models/a.pth notes/{x,y}.pdf", {"cat", "dog"}, 16),
+    "captions": ("{cat,dog}/{0..3}.png metadata.csv", {"cat", "dog"}, 8),
     "folds above parts": ("fold1/{train,test}/{cat,dog}/{0..3}.png fold2/{train,test}/{cat,dog}/{0..3}.png", None, 16),
 }
 
@@ -110,6 +112,7 @@ REFUSED = {
     "train/cat.{0..3}.jpg test1/{0..3}.jpg ids.csv": "Names tell no classes: write labels.csv.*ids.csv has",
     "set_part_{1,2}/{0..3}.jpg metadata_of_all.csv": "Names tell no classes: write labels.csv",
     "patient{1,2,3}/{0..3}.png": "differ by a number alone",
+    "train/patient00{1,2,3}/study1/{0..3}.png train.csv": "Names tell no classes.*train.csv has",
     "fold_{1,2}/{0..3}.png": "differ by a number alone",
     "Train/{big.cell.left,normal}/{0..3}.png Test/{big.cell,normal}/{0..3}.png": "Give each class one name",
     "data/{train,test}-00000-of-00001.parquet README.md": "--data-root .*data",
@@ -137,6 +140,13 @@ def test_a_stated_layout_is_kept_to_and_what_it_does_not_tell_is_refused(tmp_pat
         listed(root, layout="{part}/*")
     refused("nothing in .* is called", listed, root, layout="{part}/*/{class}", exclude=["mask*"])
     assert {file.group for file in listed(root, layout="{part}/{group}/{class}", exclude=["ward_1"])} == {"ward_2"}
+
+
+def test_two_classes_that_hold_the_same_names_are_told_loudly(tmp_path):
+    said = []
+    root = written(tmp_path, "{crop_part1,UTKFace}/20_0_0_2017011600000{0..3}.jpg {a,b}/{0..9}.jpg")
+    list_images(DataConfig(name="folder"), root, said.append)
+    assert ["4 files of UTKFace are named as in crop_part1" in line for line in said] == [True]
 
 
 def test_a_table_of_labels_is_left_out_by_its_own_name_alone(tmp_path):

@@ -63,7 +63,11 @@ def archives_of(root: Path) -> list[Path]:
         return []
     entries = sorted(path for path in root.iterdir() if not path.name.startswith("."))
     found = [path for path in entries if path.suffix.lower() in _SUFFIXES and path.is_file()]
-    others = [path.name for path in entries if path not in found and path.name.lower() not in _PASSED_OVER]
+    shards = {path.stem for path in found if path.suffix.lower() == ".tar"}
+    found = [path for path in found if path.suffix.lower() == ".tar" or path.stem not in shards]  # img2dataset's tables
+    beside = {f"{stem}{ending}" for stem in shards for ending in (".parquet", "_stats.json")}
+    known = {*beside, *(path.name for path in found)}
+    others = [path.name for path in entries if path.name not in known and path.name.lower() not in _PASSED_OVER]
     if found and others:
         remedy = "Keep archives in a folder of their own, or unpack them."
         raise InputError(f"{root} holds archives ({found[0].name}) beside {others[0]}. {remedy}")

@@ -58,7 +58,12 @@ def list_images(
             report(f"passed over: {', '.join(found.notes[:3])}{more}")
         if not found.tables:
             try:
-                return _of_folders(root, found, config, listed, needs_train=needs_train)
+                files = _of_folders(root, found, config, listed, needs_train=needs_train)
+                alike = proposals.shared_names((item.label, item.name) for item in files)
+                if alike:
+                    what = f"{alike[2]} files of {alike[0]} are named as in {alike[1]}"
+                    report(f"warning: {what}: are these classes, or the same pictures twice?")
+                return files
             except Misread as misread:
                 for line in proposals.shown(root, found):
                     report(line)

@@ -13,7 +13,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, NoReturn
 
 from sfumato.errors import InputError
@@ -83,7 +83,7 @@ class Found:
         images: In the order of their names.
         tables: Of labels: that of the folder first, then those of its parts.
         notes: What is passed over, by name.
-        folders: All of them, by their path relative to the folder, empty ones too.
+        folders: By their path relative to the folder: those that hold images, and those that hold no file.
         others: Files of other kinds, by name: what stands in the way.
     """
 
@@ -107,7 +107,7 @@ def find_files(root: Path, exclude: Sequence[str] = (), *, must_name: bool = Tru
     if not root.is_dir():
         reason = "is not a folder" if root.exists() else "does not exist"
         raise InputError(f"data folder {root} {reason}. Name the folder of images by --data-root or data.path.")
-    found, used = Found(), set[str]()
+    found, used, passed_over = Found(), set[str](), set[str]()
     for above, folders, names in os.walk(root, onerror=_raise):
         folders[:] = sorted(name for name in folders if not is_left_out(name))
         for name in list(folders):
@@ -124,6 +124,7 @@ def find_files(root: Path, exclude: Sequence[str] = (), *, must_name: bool = Tru
             name = relative_name(path, root)
             is_table = path.name in FILE_COLUMNS and _may_hold_tables(name)
             if excluded(name, exclude, used) and (not is_table or name in exclude):
+                passed_over.update(map(str, PurePosixPath(name).parents))
                 continue  # a table of labels by its own name alone
             if is_table:
                 found.tables.append(path)
@@ -136,6 +137,8 @@ def find_files(root: Path, exclude: Sequence[str] = (), *, must_name: bool = Tru
     for pattern in exclude:
         if must_name and pattern not in used:
             raise InputError(f"data.exclude: nothing in {root} is called {pattern!r}. Correct it, or take it out.")
+    holding = {str(above) for file in found.images for above in PurePosixPath(file.name).parents}
+    found.folders[:] = [folder for folder in found.folders if folder in holding or folder not in passed_over]
     found.images.sort(key=lambda file: file.name)
     found.notes.sort()
     return found

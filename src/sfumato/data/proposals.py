@@ -1,6 +1,7 @@
 """A folder that is read in no layout: what lies in it, and settings to paste that would read it. By names alone."""
 
 import dataclasses
+import itertools
 import json
 import re
 import shlex
@@ -13,9 +14,11 @@ from sfumato.data.listing import PART_MEANT, Found, excluded, part_said, words_o
 
 _MOST_LINES = 12
 _MOST_EDITIONS, _MOST_READINGS = 3, 5
-_LONGEST_LINE = 2000
+_LONGEST_LINE, _TELLING = 2000, 12
 _EDITED, _TAIL = re.compile(r"IMG_E(\d+)"), re.compile(r"[_\-. ]+(?=[A-Za-z])")
-_NUMBERED = set("part fold image img picture photo batch split patient subject person case study series scan".split())
+_NUMBERED = set(
+    "part fold image images img picture photo batch split patient subject person case study series scan".split()
+)
 """Words of folders that differ by a number and are hardly classes."""
 _MASKS = {"image", "images", "img", "mask", "masks"}
 """Words of folders that hold several files of one picture."""
@@ -127,7 +130,8 @@ def _in_parts(inner: dict[str, Folder], parts: dict[str, str]) -> Iterator[Readi
     kept = [name for name in layouts if layouts[name] == train]
     exclude = [f"{name}/*" for name in inner if name not in kept]
     exclude += [f"{name}/{pattern}" for name in kept for pattern in found[name].exclude]
-    yield Reading(("{part}", *train), exclude=tuple(exclude), given=found[kept[0]].given)
+    given = "" if found[kept[0]].root else found[kept[0]].given
+    yield Reading(("{part}", *train), exclude=tuple(exclude), given=given)
 
 
 def _of_folders(folder: Folder) -> Iterator[Reading]:
@@ -139,13 +143,15 @@ def _of_folders(folder: Folder) -> Iterator[Reading]:
     shared, every = set.intersection(*held), set[str]().union(*held)
     of_outer, of_inner = f"if {_listed(inner)} are the classes", f"if {_listed(every)} are the classes"
     first = next(iter(inner.values()))
-    beside, kinds = [each.stems for each in first.inner.values()], {word for name in shared for word in words_of(name)}
-    outer = Reading(("{class}", *["*"] * (depth - 1)), given=of_outer)
+    beside = [each.stems for each in first.inner.values()]
+    kinds = {word for name in shared for word in words_of(name)}
+    are_classes = not are_numbered(list(inner))
+    outer = [Reading(("{class}", *["*"] * (depth - 1)), given=of_outer)] if are_classes else []
     if len(every) == 1:
-        yield outer
+        yield from outer
     elif 2 * len(shared) < len(every):
         yield Reading((*["*"] * (depth - 1), "{class}"), given=of_inner)
-        yield outer
+        yield from outer
     elif (
         depth == 2 and kinds & _MASKS and 2 * len(set.intersection(*beside)) > min(map(len, beside))
     ):  # images, and masks of them
@@ -157,7 +163,7 @@ def _of_folders(folder: Folder) -> Iterator[Reading]:
         yield from _below(inner) if len(inner) <= _MOST_EDITIONS and not is_numbers else ()
         people = f"{of_inner}, and {_listed(inner)} whose images"
         yield Reading(("{group}", "{class}", *["*"] * (depth - 2)), given=people)
-        yield outer
+        yield from outer
 
 
 def remedies(root: Path, found: Found, otherwise: str) -> str:
@@ -218,6 +224,21 @@ def patterns(names: Sequence[str], known: Sequence[str] = ()) -> list[str]:
     """Patterns that leave these files out: by their kinds, or by their names where they have none."""
     left = [name for name in names if not excluded(name, known, set())]
     return sorted({f"*{PurePosixPath(name).suffix}" if PurePosixPath(name).suffix else name for name in left})
+
+
+def shared_names(files: Iterable[tuple[str, str]]) -> tuple[str, str, int] | None:
+    """Two classes of which most files of the smaller one are named as in the other, and how many; numbers alone, which
+    every class may count, are no names. Of pairs of a class and a file's name.
+    """
+    names: dict[str, set[str]] = {}
+    for label, name in files:
+        stem = PurePosixPath(name).stem
+        names.setdefault(label, set()).update([stem] if len(stem) >= _TELLING else [])
+    for one, other in itertools.combinations(sorted(names), 2):
+        count, fewer = len(names[one] & names[other]), min(len(names[one]), len(names[other]))
+        if 2 * count > fewer > 0:
+            return one, other, count
+    return None
 
 
 def taken_twice(names: Iterable[str]) -> tuple[str, str, str] | None:

@@ -101,7 +101,8 @@ def _rows(table: Path) -> list[tuple[int, str, dict[str, str]]]:
     if any(header.count(name) != 1 for name in columns.values()):
         listed = " and ".join(f"one column {name!r}" for name in columns.values())
         needs = f"{listed} in its first line, parted by commas, semicolons or tabs"
-        raise InputError(f"{table} needs {needs}; it has {', '.join(header) or 'none'}. Correct the first line.")
+        leave = f"Correct the first line, or leave it out: --set 'data.exclude=[\"{table.name}\"]'"
+        raise InputError(f"{table} needs {needs}; it has {', '.join(header) or 'none'}. {leave}")
     rows = []
     for line, cells in lines:
         row = {key: _as_text(cells.get(name)) for key, name in columns.items()}
