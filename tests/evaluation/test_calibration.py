@@ -68,6 +68,7 @@ def test_shifts_follow_classes_that_are_more_frequent_than_in_training():
 def test_few_images_and_outputs_that_are_not_finite_have_none():
     logits, labels = drawn(60, 1.0)
     assert fit_temperature(logits[:49], labels[:49]) is None
+    assert fit_temperature(logits, torch.zeros_like(labels)) is None  # of one class
     assert fit_temperature(logits.index_fill(0, torch.tensor([3]), math.nan), labels) is None
     right = torch.nn.functional.one_hot(labels, 3).double() * 5
     assert math.exp(-5) <= fit_temperature(right, labels) < 0.1  # a bound where nothing is wrong
@@ -101,7 +102,7 @@ def test_a_threshold_reaches_what_is_asked_and_holds_on_unseen_images(aim, at, p
 
 def test_of_thresholds_that_give_equally_little_away_the_one_that_gains_most_is_taken():
     """A gap between the classes: 90 % were asked for, and all can be had for nothing."""
-    scores = torch.tensor([0.1, 0.2, 0.3, *torch.linspace(0.7, 0.9, 10).tolist()])
+    scores = torch.tensor([*torch.linspace(0.1, 0.3, 30).tolist(), *torch.linspace(0.7, 0.9, 30).tolist()])
     labels = (scores > 0.5).long()
     for aim in ("sensitivity", "specificity"):
         both = torch.stack([1 - scores, scores], 1)
@@ -127,11 +128,12 @@ def test_thresholds_that_cannot_be_are_refused():
         ("abc", {}, "two classes"),
         ("ab", {"positive": "c"}, "no class 'c'"),
         ("ab", {"at": 0.0}, "no share"),
-        ("ab", {"positive": "b"}, "images of both classes"),
+        ("ab", {"positive": "b"}, "19 images are too few to find a sensitivity"),
+        ("ab", {"aim": "specificity"}, "19 images are too few to find a specificity"),
     ):
         asked = {"positive": "a", "aim": "sensitivity", "at": 0.9, **changes}
         with pytest.raises(InputError, match=says):
-            fit_threshold(torch.full((60, len(classes)), 0.5), torch.zeros(60, dtype=torch.int64), classes, **asked)
+            fit_threshold(torch.full((60, len(classes)), 0.5), (torch.arange(60) < 19).long(), classes, **asked)
 
 
 def test_the_threshold_decides_at_itself():

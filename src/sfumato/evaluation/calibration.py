@@ -22,7 +22,7 @@ from sfumato.run_folder.record import CALIBRATION_FILE, CalibrationFacts, Thresh
 Aim = Literal["sensitivity", "specificity"]
 FEWEST_IMAGES = 50
 """Fewer say too little of how sure a model may be."""
-_FEWEST_OF_A_CLASS = 20
+_FEWEST_OF_A_CLASS = 20  # for a shift, or a threshold
 _RANGE = (-5.0, 5.0)  # of the temperature's logarithm
 
 
@@ -70,11 +70,11 @@ def fit_temperature(logits: torch.Tensor, labels: torch.Tensor) -> float | None:
         labels: (N,), int64.
 
     Returns:
-        Between e^-5 and e^5; None for fewer than 50 images, or outputs that are not finite.
+        Between e^-5 and e^5; None for fewer than 50 images, images of one class, or outputs that are not finite.
     """
     from scipy.optimize import minimize_scalar
 
-    if len(labels) < FEWEST_IMAGES or not logits.isfinite().all():
+    if len(labels) < FEWEST_IMAGES or len(labels.unique()) < 2 or not logits.isfinite().all():
         return None
     values = logits.double()
 
@@ -127,7 +127,7 @@ def fit_threshold(
         at: That share, above 0 and up to 1.
 
     Raises:
-        InputError: If there are not two classes, there is no such class, or no image of a side.
+        InputError: If there are not two classes, there is no such class, or too few images of a side.
     """
     if len(classes) != 2:
         raise InputError(f"a threshold is for two classes, and there are {len(classes)}. Leave it out.")
@@ -137,8 +137,12 @@ def fit_threshold(
         raise InputError(f"{aim} = {at} is no share. Give one above 0 and up to 1, for example 0.9.")
     place = list(classes).index(positive)
     is_positive = labels == place
-    if is_positive.all() or not is_positive.any():
-        raise InputError(f"there is no image to find a {aim} with. Give images of both classes.")
+    decisive, others = (is_positive, ~is_positive) if aim == "sensitivity" else (~is_positive, is_positive)
+    if decisive.sum() < _FEWEST_OF_A_CLASS or not others.any():
+        raise InputError(
+            f"{int(decisive.sum())} images are too few to find a {aim} with, beside {int(others.sum())} of the other "
+            f"class. Give {_FEWEST_OF_A_CLASS} or more of the first, and some of the other."
+        )
     chosen = _between(probabilities[:, place].double(), is_positive, aim, at)
     return Threshold(positive=positive, probability=chosen, aim=aim, at=at)
 

@@ -273,8 +273,9 @@ def calibrate(
     temperature, shifts = calibration.fit_temperature_and_shifts(probable, held_out.labels)
     if temperature is None:
         raise InputError(
-            f"{len(held_out)} images are too few to calibrate with, or the model's outputs are not finite. Give a "
-            f"folder of at least {calibration.FEWEST_IMAGES} images with labels that were not trained on."
+            f"{len(held_out)} images are too few to calibrate with, or of one class, or the model's outputs are not "
+            f"finite. Give a folder of at least {calibration.FEWEST_IMAGES} images that were not trained on, of all "
+            "classes."
         )
     fitted = Calibration(
         temperature=temperature,
