@@ -98,10 +98,10 @@ def test_shards_hold_the_images_of_the_folder_that_they_were_made_of(shard, memb
     assert not any("unpacking" in line for line in lines)
 
 
-@pytest.mark.parametrize("nested", [True, False])
-def test_parquet_files_of_hugging_face_are_read(parquet, nested):
+@pytest.mark.parametrize(("nested", "column"), [(True, "image"), (False, "image"), (True, "img")])
+def test_parquet_files_of_hugging_face_are_read(parquet, nested, column):
     content = (lambda number: {"bytes": image(number), "path": None}) if nested else image
-    rows = [{"image": content(n), "label": n % 2, "group": f"p{n // 2}"} for n in range(12)]
+    rows = [{column: content(n), "label": n % 2, "group": f"p{n // 2}"} for n in range(12)]
     parquet(rows[:8], "train-00000-of-00001.parquet", ["cat", "dog"])
     data = loaded(parquet(rows[8:], "test-00000-of-00001.parquet", ["cat", "dog"]), group_by="group")
     assert (len(data.train), len(data.held_out), data.train.largest_group()[1]) == (8, 4, 2)

@@ -267,8 +267,9 @@ def _images_of_parquet(path: Path, keep: Keep, report: Report) -> list[Row]:
     with refusing(f"{path} cannot be read as Parquet", "Put the original there.", pyarrow.ArrowException, OSError):
         file = parquet.ParquetFile(path)
         given, metadata = file.schema_arrow.names, file.schema_arrow.metadata or {}
-        columns = [name for name in ("image", "label", "group") if name in given]
-        if columns[:2] != ["image", "label"] or any(given.count(name) > 1 for name in columns):
+        pixels = "img" if "img" in given and "image" not in given else "image"  # as CIFAR-10 has it
+        columns = [name for name in (pixels, "label", "group") if name in given]
+        if columns[:2] != [pixels, "label"] or any(given.count(name) > 1 for name in columns):
             listed = ", ".join(given)
             raise InputError(f'{path} needs one column "image" and one "label"; it has {listed}. Rename them.')
         # Of whole-number labels, where Hugging Face's library noted them.
@@ -276,7 +277,7 @@ def _images_of_parquet(path: Path, keep: Keep, report: Report) -> list[Row]:
         names = [str(name) for name in features.get("label", {}).get("names", [])]
         for batch in file.iter_batches(batch_size=256, columns=columns):
             for row in batch.to_pylist():
-                rows.append(_of_row(path, f"{path} row {len(rows)}", row, names, keep))
+                rows.append(_of_row(path, f"{path} row {len(rows)}", row | {"image": row[pixels]}, names, keep))
     return rows
 
 

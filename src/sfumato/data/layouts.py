@@ -21,7 +21,17 @@ from typing import Literal
 
 from sfumato.config import DataConfig
 from sfumato.data import archives, proposals, tables
-from sfumato.data.listing import EXTENSIONS, Found, ImageFile, Misread, find_files, part_said, parts_of, refuse_kind
+from sfumato.data.listing import (
+    DICOM,
+    EXTENSIONS,
+    Found,
+    ImageFile,
+    Misread,
+    find_files,
+    part_said,
+    parts_of,
+    refuse_kind,
+)
 from sfumato.data.store import Report
 from sfumato.errors import InputError, refusing
 
@@ -142,7 +152,7 @@ def _refuse_copies_and_other_classes(root: Path, files: Sequence[ImageFile]) -> 
 
 def _beside(root: Path, found: Found) -> Misread:
     """Of files that are no images."""
-    if {Path(name).suffix.lower() for name in found.others} <= {".dcm", ".dicom", ".ima"}:
+    if {Path(name).suffix.lower() for name in found.others} <= set(DICOM):
         refuse_kind(root / found.others[0])
     count = len(found.others)
     more = f", and {count - 1} more are not" if count > 1 else ""

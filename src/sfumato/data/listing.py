@@ -19,6 +19,7 @@ from typing import IO, NoReturn
 from sfumato.errors import InputError
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".webp", ".tif", ".tiff")
+DICOM = (".dcm", ".dicom", ".ima")
 PARTS = ("train", "valid", "test")
 PART_MEANT = {"training": "train", "validation": "valid", "val": "valid", "dev": "valid", "testing": "test"} | {
     part: part for part in PARTS
@@ -215,7 +216,7 @@ def refuse_kind(path: Path) -> NoReturn:
     """
     extension = path.suffix.lower()
     why = f"is of no known kind of image ({', '.join(EXTENSIONS)}). Convert it, or take it out of the folder."
-    if extension in (".dcm", ".dicom", ".ima"):
+    if extension in DICOM:
         why = (
             "is DICOM, which is not read. Convert it to 16-bit PNG, for example by DCMTK's `dcmj2pnm "
             "--write-16-bit-png`, and see to it that no name is written into the picture."

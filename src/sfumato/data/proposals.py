@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from sfumato.data.catalogue import NAMED
-from sfumato.data.listing import PART_MEANT, Found, excluded, part_said, words_of
+from sfumato.data.listing import DICOM, PART_MEANT, Found, excluded, part_said, refuse_kind, words_of
 
 _MOST_LINES = 12
 _MOST_EDITIONS, _MOST_READINGS = 3, 5
@@ -202,6 +202,9 @@ def _of_no_image(root: Path, others: Sequence[str]) -> str:
         return f"Archives are read where they lie flat in one folder: --data-root {shlex.quote(archives[0])}" + (
             more if archives[1:] else ""
         )
+    dicom = [name for name in others if PurePosixPath(name).suffix.lower() in DICOM]
+    if dicom:
+        refuse_kind(root / dicom[0])
     held = {PurePosixPath(name).name for name in others}
     sets = [name for name, named in NAMED.items() if {PurePosixPath(file).name for file in named.files or "-"} <= held]
     if sets:
