@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 from benchmarks import report
@@ -35,6 +36,19 @@ def test_somebodys_own_loop_learns_and_says_what_it_spent():
     assert done.returncode == 0, done.stderr
     accuracy, epsilon = map(float, re.search(r"accuracy ([\d.]+) at epsilon ([\d.]+)", done.stdout).groups())
     assert accuracy > 0.8 and 2 < epsilon < 3
+
+
+def test_whatever_is_to_be_installed_is_a_package_that_the_project_names():
+    """An extra of a project that is not on an index could not be typed."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    known = {re.match(r"[\w\-\[\]]+", each)[0] for packages in extras.values() for each in packages} | {"torchvision"}
+    texts = [*(ROOT / "src").rglob("*.py"), ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    named = [
+        name
+        for path in texts
+        for name in re.findall(r"pip install ((?:[\w\-]+|'[^']+')(?: [\w\-]+)*)", path.read_text())
+    ]
+    assert named and {word for words in named for word in words.replace("'", "").split()} <= known
 
 
 def test_making_a_loop_private_takes_about_ten_lines():

@@ -13,7 +13,7 @@ from PIL import Image
 from typer.main import get_command
 
 import sfumato
-from sfumato import cli
+from sfumato import cli, config
 from sfumato.cli.app import app
 from sfumato.errors import InputError
 from sfumato.models import registry
@@ -374,6 +374,25 @@ def test_non_private_training_shows_the_price_of_privacy_and_needs_no_budget(rec
     assert json_of(capsys, *words, "--dry-run")["epsilon"] is None
 
 
+def test_every_key_is_told_with_type_and_meaning_and_a_foreign_name_finds_its_own(capsys):
+    rows = json_of(capsys, "keys")["keys"]
+    assert {row["key"] for row in rows} == {key for key in config.known_keys() if "." in key}
+    assert all(row["type"] for row in rows)
+    means = {row["key"]: row["means"] for row in rows}
+    assert "stands for slashes" in means["data.exclude"].replace("\n", " ")
+    status, out, _ = call(capsys, "keys", "privacy")
+    assert status == 0 and "privacy.clipping_norm (number" in out and "optimizer." not in out
+    assert "Did you mean privacy?" in refused(capsys, "keys", "privacies")
+    for key, meant in (("optimizer.lr", "optimizer.learning_rate"), ("training.epochs", "training.num_steps")):
+        assert f"{meant} is meant" in refused(capsys, "train", "demo/digits", "--set", f"{key}=3")
+
+
+def test_a_folder_in_place_of_a_recipe_is_told_how_to_be_trained_on(tmp_path, capsys):
+    (tmp_path / "my xrays").mkdir()
+    line = refused(capsys, "train", tmp_path / "my xrays", "--epsilon", 8)
+    assert f"sfumato train image-folder --data-root '{tmp_path / 'my xrays'}'" in line
+
+
 def test_heavy_libraries_are_not_imported_for_help_plan_and_recipes():
     code = (
         "import sys; from sfumato import cli\n"
@@ -407,6 +426,7 @@ SURFACE = {
     "check": "--fix --image-size --channels --num-classes --trust --json",
     "norms": "--plot --json",
     "epsilon": "--delta --json",
+    "keys": "--json",
     "recipes list": "--data-root --json",
     "recipes show": "--calibrate --json",
     "recipes verify": "--json",

@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -89,6 +90,14 @@ def test_one_bad_file_stops_no_other_and_says_why(run, unseen, tmp_path, capsys,
         (inbox / path.name).write_bytes(path.read_bytes())
     rows = json_of(capsys, "predict", run, inbox)["predictions"]
     assert [row["class"] is None for row in rows] == [False, True] and "no known kind" in rows[1]["why"]
+
+
+def test_no_cell_of_a_table_is_a_formula(run, unseen, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("=1+1.png", "-a.png", "b=1.png"):
+        Path(name).write_bytes((unseen / "checks/0.png").read_bytes())
+    _, out, _ = call(capsys, "predict", run, "--format", "csv", "--", "=1+1.png", "-a.png", "b=1.png")
+    assert [row["image"] for row in csv.DictReader(io.StringIO(out))] == ["'=1+1.png", "'-a.png", "b=1.png"]
 
 
 def test_patterns_and_folders_are_images(run, unseen, capsys):

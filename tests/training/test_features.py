@@ -326,6 +326,16 @@ def test_weights_that_lack_what_would_stay_random_for_good_are_refused(tmp_path)
     train(recipe(**given, trainable="all"), tmp_path / "third")
 
 
+def test_a_repair_that_changes_what_weights_compute_is_refused(tmp_path):
+    shape = {"image_size": 32, "channels": 1, "num_classes": 10, "seed": 0}
+    torch.save(build("timm:test_resnet", **shape).state_dict(), tmp_path / "w.pth")
+    given = {"name": "timm:test_resnet", "init_from": str(tmp_path / "w.pth"), "pretrained_on": "nothing"}
+    values = recipe(**given) | {"data": {"name": "digits", "image_size": 32}}
+    fixed = {**values, "model": values["model"] | {"fix": "groupnorm"}}
+    refused("Leave model.fix out", train, fixed, tmp_path / "fixed")
+    train(values, tmp_path / "frozen")
+
+
 def test_other_weights_than_a_run_s_or_than_the_recipe_s_digest_says_are_refused(tmp_path):
     given, other = (weights_of(tmp_path / f"weights{seed}", seed) for seed in (3, 4))
     stated = recipe(pretrained_on="digits", init_from=given, init_sha256="0" * 64)

@@ -17,7 +17,7 @@ app = typer.Typer(
 )
 options.add(app, train.train, train.resume, plan.plan, simulate.simulate, search.search, sweep.sweep)
 options.add(app, simulate.scaling_law, evaluate.evaluate, evaluate.predict, evaluate.calibrate, check.check)
-options.add(app, files.norms, files.epsilon, files.schema)
+options.add(app, files.norms, files.epsilon, files.schema, recipes.keys)
 
 shipped = typer.Typer(help="The recipes that are shipped: list, show NAME, verify.", no_args_is_help=True)
 options.add(shipped, recipes.list_, recipes.show, recipes.verify)

@@ -141,7 +141,7 @@ def predict(
         return
     writer = csv.writer(sys.stdout, lineterminator="\n")
     if format_ == "csv":
-        writer.writerow(["image", "class", "probability", "why", *classifier.classes])
+        writer.writerow(["image", "class", "probability", "why", *map(_cell, classifier.classes)])
     for one in found:
         if one.why is not None:
             output.note(f"{one.image} cannot be read: {one.why}")
@@ -149,9 +149,15 @@ def predict(
             output.say(json.dumps(_row(one), allow_nan=False))
         elif format_ == "csv":
             each = [(one.probabilities or {}).get(name) for name in classifier.classes]
-            writer.writerow([output.plain(one.image), one.class_name, one.probability, one.why, *each])
+            row = [_cell(output.plain(one.image)), _cell(one.class_name or ""), one.probability, one.why]
+            writer.writerow([*row, *each])
         else:
             output.say(f"{one.image}  {one.class_name or 'unreadable'}{_sure(one, threshold)}")
+
+
+def _cell(text: str) -> str:
+    """What a spreadsheet shows, and does not compute."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def _sure(one: "Prediction", threshold: "Threshold | None") -> str:

@@ -1,6 +1,7 @@
 """`sfumato recipes`: what is shipped, and what it spends."""
 
 import os
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,23 @@ def _show_list(facts: dict[str, Any]) -> None:
         said = {"paper": row["paper"], "ours": row["ours"], "needs": ", ".join(row["needs"])}
         rest = "".join(f"  {what} {text}" for what, text in said.items() if text)
         output.say(f"  {row['name']:<{_width(facts)}}{_nominal(row):<14}{rest}")
+
+
+def keys(section: str | None = None, *, json_: bool = False) -> None:
+    """Names every key of a recipe: its type, its default, and what it means.
+
+    Args:
+        section: Of this one alone, such as privacy.
+    """
+    output.answer({"keys": config.explained(section)}, json_, _show_keys)
+
+
+def _show_keys(facts: dict[str, Any]) -> None:
+    for row in facts["keys"]:
+        default = "" if row["default"] in (None, [], {}) else f"; default {row['default']!r}"
+        output.say(f"{row['key']} ({row['type']}{default})")
+        for line in textwrap.wrap(row["means"], 100):
+            output.say(f"    {line}")
 
 
 def show(name: str, *, calibrate: Accountant | None = None, json_: bool = False) -> None:

@@ -11,7 +11,7 @@ import functools
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import pydantic
 from pydantic.fields import FieldInfo
@@ -197,8 +197,64 @@ def _explain_unknown(path: list[str]) -> str:
     if len(path) == 1:
         return f"the recipe has an unknown section {name}. {nearest(name, [key for key in known if '.' not in key])}"
     elsewhere = [key for key in known if key.partition(".")[2] == path[1]]  # the right key in a wrong section
+    if path[1] in _MEANT and not elsewhere:
+        return f"the recipe has an unknown key {name}. {_MEANT[path[1]]} is meant, it seems; `sfumato keys` names all."
     of_section = [key for key in known if key.startswith(path[0] + ".")]
     return f"the recipe has an unknown key {name}. {nearest(name, elsewhere or of_section)}"
+
+
+# What other tools call some keys.
+_MEANT = {
+    **dict.fromkeys(("lr", "step_size", "rate"), "optimizer.learning_rate"),
+    **dict.fromkeys(("epochs", "max_epochs", "iterations", "steps", "num_epochs"), "training.num_steps"),
+    **dict.fromkeys(("bs", "batch", "lot_size", "train_batch_size"), "training.batch_size"),
+    **dict.fromkeys(("sigma", "noise", "noise_scale"), "privacy.noise_multiplier"),
+    **dict.fromkeys(
+        ("max_norm", "l2_norm_clip", "clip", "clip_norm", "max_per_sample_grad_norm"), "privacy.clipping_norm"
+    ),
+    **dict.fromkeys(("epsilon", "eps"), "privacy.target_epsilon"),
+    **dict.fromkeys(("size", "resolution", "img_size"), "data.image_size"),
+    **dict.fromkeys(("views", "augmentations", "k"), "augmentation.augmult"),
+    **dict.fromkeys(("pretrained", "weights", "checkpoint"), "model.init_from"),
+    **dict.fromkeys(("arch", "architecture", "network"), "model.name"),
+}
+
+
+def explained(section: str | None = None) -> list[dict[str, Any]]:
+    """Every key of a recipe, or of one section: its type, its default, and what it means.
+
+    Raises:
+        InputError: If there is no such section.
+    """
+    if section is not None and section not in _sections():
+        raise InputError(f"a recipe has no section {section}. {nearest(section, list(_sections()))}")
+    rows = []
+    for name, fields in _sections().items():
+        for key, field in fields.items() if section in (None, name) else ():
+            default = None if field.is_required() else field.get_default(call_default_factory=True)
+            means = " ".join((field.description or "").split())
+            rows.append(
+                {"key": f"{name}.{key}", "type": _in_words(field.annotation), "default": default, "means": means}
+            )
+    return rows
+
+
+def _in_words(kind: Any) -> str:
+    """A type, as one who writes a recipe knows it."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _in_words(inner[0])
+    if origin is Literal:
+        return ", ".join(map(repr, inner))
+    if origin is list:
+        return f"list of {_in_words(inner[0])}"
+    if origin is dict:
+        return "table"
+    if inner:
+        return " or ".join(dict.fromkeys(_in_words(each) for each in inner if each is not type(None)))
+    return {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}.get(
+        kind.__name__, "table"
+    )
 
 
 def known_keys() -> list[str]:

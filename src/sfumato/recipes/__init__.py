@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ def find(name: str) -> Path:
     Raises:
         InputError: If there is none of that name; the nearest is given.
     """
+    if name not in names() and Path(name).is_dir():
+        command = f"sfumato train image-folder --data-root {shlex.quote(name)} --epsilon 8"
+        raise InputError(f"{name} is a folder, no recipe. For images in it: {command}")
     if name not in names():
         near = difflib.get_close_matches(name, names(), n=1, cutoff=0.3)
         hint = f"Did you mean {near[0]}? " if near else ""

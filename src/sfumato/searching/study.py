@@ -172,7 +172,7 @@ def open_study(
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # each trial is reported by its worker
     study = None
     if url.get_backend_name() == "postgresql" and importlib.util.find_spec("psycopg") is None:
-        raise InputError(f"--storage {url!r} needs a driver. Install it: pip install 'sfumato[postgresql]'.")
+        raise InputError(f"--storage {url!r} needs a driver. Install it: pip install 'psycopg[binary]'.")
     with contextlib.ExitStack() as at_the_end:
         try:
             with warnings.catch_warnings():

@@ -120,7 +120,7 @@ def log_kinds(run: RunConfig) -> set[Literal["csv", "tensorboard"]]:
     kinds = set([run.log] if isinstance(run.log, str) else run.log or [])
     if "tensorboard" in kinds and importlib.util.find_spec("tensorboard") is None:
         raise InputError(
-            "run.log = \"tensorboard\" needs TensorBoard, which is not installed: pip install 'sfumato[tensorboard]'. "
+            'run.log = "tensorboard" needs TensorBoard, which is not installed: pip install tensorboard. '
             'Or set run.log = "csv".'
         )
     if run.log_private and not kinds:

@@ -69,6 +69,11 @@ class Network:
         _refuse_other_state(model)
         if self._weights is not None:
             self.fitted = fit(model, self._weights, classifier_name(model, self._num_classes))
+            if recipe.model.fix and any(name.endswith("running_mean") for name in self.fitted.not_used):
+                raise InputError(
+                    "model.fix replaces the batch normalisation that the weights were made with, so they would compute "
+                    "something else. Leave model.fix out: with given weights its statistics are frozen."
+                )
             freeze_statistics(model)
         if recipe.model.features != "raw":
             scale_features(model, named_classifier(model, self._num_classes))
