@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 import sfumato
 from sfumato.errors import InputError
@@ -59,6 +61,23 @@ def test_two_lines_answer_for_an_image(run, unseen):
     assert [row.probabilities["checks"] for row in classifier.predict(paths)] == rows[:, 0].tolist()
     with pytest.raises(InputError, match="is a folder"):
         classifier.predict(unseen)
+
+
+def test_an_image_in_memory_is_what_its_file_is(run, unseen):
+    classifier, path = sfumato.load(run), unseen / "checks/0.png"
+    truth = classifier.predict(path)
+    opened = Image.open(path)
+    array = np.asarray(opened)
+    tensor = torch.from_numpy(array.copy())
+    tensor = tensor.movedim(-1, 0) if tensor.ndim == 3 else tensor
+    for image in (opened, array, tensor, tensor / 255):
+        found = classifier.predict(image)
+        assert (found.class_name, found.probabilities) == (truth.class_name, truth.probabilities)
+    both = classifier.predict([path, opened])
+    assert [row.image for row in both] == [str(path), "image 1"]
+    for image in (3, np.zeros((4, 4)), torch.full((3, 4, 4), 2.0), None):
+        with pytest.raises(InputError, match="is no image: give a file, a PIL image"):
+            classifier.predict(image)
 
 
 def test_one_bad_file_stops_no_other_and_says_why(run, unseen, tmp_path, capsys, monkeypatch):

@@ -18,6 +18,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import importlib.metadata
+import io
 import json
 import os
 import struct
@@ -34,7 +35,7 @@ from sfumato.data import store
 from sfumato.data.images import ImageSet, Scale
 from sfumato.data.listing import ImageFile
 from sfumato.data.store import Report, Rows
-from sfumato.errors import refusing
+from sfumato.errors import InputError, refusing
 
 RULES_VERSION = 2
 """Goes up when a rule above changes, so that no cache of the old rule is read."""
@@ -91,6 +92,50 @@ class Decoded:
             crop=image_size if self.images.shape[-1] > image_size else None,
             store=self.store,
         )
+
+
+class Picture:
+    """An image in memory, as the PNG file that it would be: what it is taken for is then the same.
+
+    Args:
+        image: A PIL image; an array (H, W) or (H, W, 3) of uint8, or (H, W) of uint16; or a tensor (C, H, W) or (H, W)
+            of uint8, or of numbers in [0, 1].
+        name: What it is called in answers.
+
+    Raises:
+        InputError: If it is something else.
+    """
+
+    def __init__(self, image: Any, name: str) -> None:
+        from PIL import Image
+
+        self.name = name
+        if isinstance(image, torch.Tensor):
+            values = image.detach().cpu()
+            values = values.movedim(0, -1).squeeze(-1) if values.ndim == 3 else values
+            if values.is_floating_point() and values.numel() and 0 <= values.min() and values.max() <= 1:
+                values = (values * 255).round().to(torch.uint8)
+            image = values.numpy() if values.dtype in (torch.uint8, torch.uint16) else None
+        kinds = {np.dtype(np.uint8): (2, 3), np.dtype(np.uint16): (2,)}
+        if isinstance(image, np.ndarray) and image.ndim in kinds.get(image.dtype, ()) and image.shape[2:] in ((), (3,)):
+            image = Image.fromarray(image)
+        if not isinstance(image, Image.Image):
+            raise InputError(
+                f"{name} is no image: give a file, a PIL image, an array (H, W, 3) of uint8, or a tensor (C, H, W) of "
+                "uint8 or of numbers in [0, 1]."
+            )
+        file = io.BytesIO()
+        exif = image.getexif()  # how it is turned
+        image = image.convert("RGB") if image.mode in ("CMYK", "YCbCr", "LAB", "HSV") else image
+        image.save(file, "PNG", exif=exif)
+        self.content = file.getvalue()
+
+    def __str__(self) -> str:
+        return self.name
+
+    def open(self) -> IO[bytes]:
+        """The PNG file's bytes."""
+        return io.BytesIO(self.content)
 
 
 def report_unreadable(names: Iterable[str], reasons: Sequence[str | None], report: Report) -> None:
@@ -173,11 +218,11 @@ def _from_store(slot: Path, settings: dict[str, Any], files: Sequence[ImageFile]
     return Decoded(torch.from_numpy(found.columns["values"]), reasons, found)
 
 
-def decode_images(files: Sequence[Path | ImageFile], *, image_size: int, channels: int) -> Decoded:
+def decode_images(files: Sequence[Path | ImageFile | Picture], *, image_size: int, channels: int) -> Decoded:
     """Decodes files by several threads (Pillow decodes and resizes without Python's lock).
 
     Args:
-        files: Each a file, or a part of one.
+        files: Each a file, a part of one, or an image in memory.
         image_size: S, in pixels.
         channels: 1 or 3.
 
@@ -196,7 +241,7 @@ def decode_images(files: Sequence[Path | ImageFile], *, image_size: int, channel
     return Decoded(torch.from_numpy(rows), reasons)
 
 
-def _decode(path: Path | ImageFile, into: np.ndarray) -> str | None:
+def _decode(path: Path | ImageFile | Picture, into: np.ndarray) -> str | None:
     """Fills (C, S, S) integers from one file; or says why it cannot be read."""
     from PIL import Image
 

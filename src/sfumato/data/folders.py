@@ -187,7 +187,7 @@ class Listing:
 
 
 def decode_files(
-    files: Sequence[Path | ImageFile],
+    files: Sequence[Path | ImageFile | decoding.Picture],
     *,
     image_size: int,
     channels: int,

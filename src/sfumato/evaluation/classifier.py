@@ -3,11 +3,12 @@
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import torch
 
+from sfumato.data.decoding import Picture
 from sfumato.data.folders import decode_files
 from sfumato.data.listing import check_file, find_files
 from sfumato.errors import InputError, refusal
@@ -85,25 +86,26 @@ class Classifier:
         return None if finding is None else str(finding)
 
     @overload
-    def predict(self, images: list[str | Path] | tuple[str | Path, ...]) -> list[Prediction]: ...
+    def predict(self, images: list[Any] | tuple[Any, ...]) -> list[Prediction]: ...
     @overload
-    def predict(self, images: str | Path) -> Prediction: ...
-    def predict(self, images: str | Path | Sequence[str | Path]) -> Prediction | list[Prediction]:
+    def predict(self, images: Any) -> Prediction: ...
+    def predict(self, images: Any) -> Prediction | list[Prediction]:
         """Names the class of each image.
 
         Args:
-            images: A file, which gives one prediction; or a list of files, folders and patterns.
+            images: One image, which gives one prediction: a file, a PIL image, an array or a tensor
+                (`sfumato.data.decoding.Picture`); or a list of such, of folders and patterns.
 
         Raises:
             InputError: If there is no image, or the model's outputs are not finite.
         """
-        if isinstance(images, (str, Path)):
-            if Path(images).is_dir():
-                raise InputError(f"{images} is a folder: give it in a list, since it holds many images.")
-            return self.predict([images])[0]
-        return list(self.each(images))
+        if isinstance(images, (list, tuple)):
+            return list(self.each(images))
+        if isinstance(images, (str, Path)) and Path(images).is_dir():
+            raise InputError(f"{images} is a folder: give it in a list, since it holds many images.")
+        return self.predict([images])[0]
 
-    def predict_proba(self, images: str | Path | Sequence[str | Path]) -> np.ndarray:
+    def predict_proba(self, images: Any) -> np.ndarray:
         """(N, classes): the probabilities of each image, in label order; NaN where it cannot be read.
 
         Raises:
@@ -114,17 +116,17 @@ class Classifier:
                 f"the probabilities of {self.folder} are not calibrated: fewer than 50 images were held out. Fit them "
                 f"on labelled images: sfumato calibrate {self.folder} FOLDER"
             )
-        found = self.predict([images] if isinstance(images, (str, Path)) else list(images))
+        found = self.predict(images if isinstance(images, (list, tuple)) else [images])
         rows = [list((row.probabilities or dict.fromkeys(self.classes, np.nan)).values()) for row in found]
         return np.array(rows, dtype=np.float64)
 
     def each(
-        self, images: Sequence[str | Path], report: Callable[[int, int], None] = lambda done, of: None
+        self, images: Sequence[Any], report: Callable[[int, int], None] = lambda done, of: None
     ) -> Iterable[Prediction]:
         """One prediction after another, in the order of the files: memory holds some images at once.
 
         Args:
-            images: Files, and folders of images.
+            images: As of `predict`, a list.
             report: Is told how many of how many are done.
         """
         files = files_of(images)
@@ -132,7 +134,7 @@ class Classifier:
             yield from self._named(files[start : start + _AT_ONCE])
             report(min(start + _AT_ONCE, len(files)), len(files))
 
-    def _named(self, files: Sequence[tuple[Path, str | None]]) -> Iterator[Prediction]:
+    def _named(self, files: Sequence[tuple[Path | Picture, str | None]]) -> Iterator[Prediction]:
         paths = [path for path, why in files if why is None]
         images, reasons = decode_files(paths, **self.trained.decoding)
         outputs = predict_logits(self.trained.model, images) if paths else torch.zeros(0, len(self.classes))
@@ -171,14 +173,18 @@ def predict(run: str | Path, images: Sequence[str | Path], *, trust: Collection[
     return Classifier(run, trust).predict(list(images))
 
 
-def files_of(images: Sequence[str | Path]) -> list[tuple[Path, str | None]]:
-    """Every image file among files, folders and patterns (`scans/*.png`), and why one cannot be one.
+def files_of(images: Sequence[Any]) -> list[tuple[Path | Picture, str | None]]:
+    """Every image among files, folders, patterns (`scans/*.png`) and what is in memory, and why one cannot be one.
 
     Raises:
         InputError: If not one is an image.
     """
-    paths: list[Path] = []
-    for path in map(Path, images):
+    paths: list[Path | Picture] = []
+    for number, image in enumerate(images):
+        if not isinstance(image, (str, Path)):
+            paths.append(Picture(image, f"image {number}"))
+            continue
+        path = Path(image)
         if path.is_dir():
             within = find_files(path)
             paths += [path / name for name in sorted([*(file.name for file in within.images), *within.others])]
@@ -186,7 +192,7 @@ def files_of(images: Sequence[str | Path]) -> list[tuple[Path, str | None]]:
             paths += sorted(filter(Path.is_file, path.parent.glob(path.name))) or [path]
         else:
             paths.append(path)
-    found = [(path, refusal(check_file, path)) for path in paths]
+    found = [(path, refusal(check_file, path) if isinstance(path, Path) else None) for path in paths]
     if not found:
         what = ", ".join(map(str, images)) or "an empty list"
         raise InputError(f"there is no image in {what}. Name image files, or folders of them.")
