@@ -387,6 +387,13 @@ def test_every_key_is_told_with_type_and_meaning_and_a_foreign_name_finds_its_ow
         assert f"{meant} is meant" in refused(capsys, "train", "demo/digits", "--set", f"{key}=3")
 
 
+def test_every_network_is_told_with_its_options(capsys):
+    rows = {row["name"]: row for row in json_of(capsys, "models")["models"]}
+    assert rows.keys() == registry.MODELS.keys() and rows["small_cnn"]["options"] == ["width", "order"]
+    status, out, _ = call(capsys, "models")
+    assert status == 0 and "small_cnn: images of 8 pixels or more; options width, order" in out and "timm:NAME" in out
+
+
 def test_a_folder_in_place_of_a_recipe_is_told_how_to_be_trained_on(tmp_path, capsys):
     (tmp_path / "my xrays").mkdir()
     line = refused(capsys, "train", tmp_path / "my xrays", "--epsilon", 8)
@@ -427,6 +434,7 @@ SURFACE = {
     "norms": "--plot --json",
     "epsilon": "--delta --json",
     "keys": "--json",
+    "models": "--json",
     "recipes list": "--data-root --json",
     "recipes show": "--calibrate --json",
     "recipes verify": "--json",

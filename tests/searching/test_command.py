@@ -137,6 +137,8 @@ def test_paid_trials_spend_one_budget_and_the_best_is_all_that_is_left(capsys, t
     folder = tmp_path / "search"
     by = ["--data", "digits"] if noise is None else ["--score-noise", noise]
     words = ["search", recipe_for(digits), "--trials", "2", "--paid", *by, "--space", space, "--output", folder]
+    shape = 0.0 if noise is None else 1.0
+    words += ["--set", f"privacy.selection_shape={shape}"]
     status, out, err = call(capsys, *words, "--json")
     assert status == 0, err
     found = json.loads(out)
@@ -145,7 +147,7 @@ def test_paid_trials_spend_one_budget_and_the_best_is_all_that_is_left(capsys, t
     selected = folder / "selected"
     claim, result = (json.loads((selected / name).read_text()) for name in ("privacy.json", "result.json"))
     numbers = Mechanism(claim["num_examples"], claim["batch_size"], claim["noise_multiplier"], claim["num_steps"])
-    of_best = epsilon_of_best(numbers, 1e-4, Selection(2.0, 0.0, noise))
+    of_best = epsilon_of_best(numbers, 1e-4, Selection(2.0, shape, noise))
     assert claim["private"] is True and claim["num_steps"] == 3 and claim["epsilon_pld"] is None
     assert claim["epsilon"] == found["epsilon_search_inclusive"] == of_best <= 3.0
     assert any("how many runs there were" in line for line in claim["not_covered"])

@@ -16,7 +16,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 options.add(app, train.train, train.resume, plan.plan, simulate.simulate, search.search, sweep.sweep)
-options.add(app, simulate.scaling_law, evaluate.evaluate, evaluate.predict, evaluate.calibrate, check.check)
+options.add(
+    app, simulate.scaling_law, evaluate.evaluate, evaluate.predict, evaluate.calibrate, check.check, check.models
+)
 options.add(app, files.norms, files.epsilon, files.schema, recipes.keys)
 
 shipped = typer.Typer(help="The recipes that are shipped: list, show NAME, verify.", no_args_is_help=True)

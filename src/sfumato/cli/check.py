@@ -11,6 +11,24 @@ from sfumato.errors import InputError
 _EXAMPLES = 8
 
 
+def models(*, json_: bool = False) -> None:
+    """Names the networks that model.name takes: their smallest images, and the options of model.options."""
+    from sfumato.models.registry import MODELS
+
+    rows = [
+        {"name": name, "min_size": network.min_size, "options": list(network.options or ())}
+        for name, network in MODELS.items()
+    ]
+    output.answer({"models": rows}, json_, _show_models)
+
+
+def _show_models(facts: dict[str, Any]) -> None:
+    for row in facts["models"]:
+        options = f"; options {', '.join(row['options'])}" if row["options"] else ""
+        output.say(f"{row['name']}: images of {row['min_size']} pixels or more{options}")
+    output.say("timm:NAME, torchvision:NAME: those of these libraries; package.module:factory with --trust: your own")
+
+
 def check(
     model: str,
     *,
