@@ -1,5 +1,7 @@
 """What a model's layers say of private training, and what a repair by group norm leaves."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -68,6 +70,17 @@ NO_DERIVATIVE = nn.Sequential(nn.Linear(8, 8), Do(lambda x: torch.special.gammai
 )
 def test_parameters_that_nothing_can_be_done_with_are_named(model, says):
     assert says in str(findings(model, torch.zeros(2, 8))[0])
+
+
+def test_a_model_that_cannot_be_copied_or_fails_at_that_size_is_refused_in_one_line():
+    locked = nn.Linear(8, 3)
+    locked.lock = threading.Lock()
+    for model, says in (
+        (locked, "cannot be copied"),
+        (nn.Linear(9, 3), r"fails on images of shape \(8,\).*image_size"),
+    ):
+        with pytest.raises(InputError, match=says):
+            findings(model, torch.zeros(2, 8))
 
 
 def test_a_layer_is_named_and_not_what_holds_it():

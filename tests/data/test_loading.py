@@ -148,8 +148,8 @@ def test_every_name_that_a_recipe_may_have_and_no_other_has_public_facts():
 def test_what_is_stated_of_a_named_set_must_be_true():
     stated = {"classes": [str(i) for i in range(10)], "image_size": 8, "channels": 1}
     assert load(DataConfig(name="digits", **stated), None, quiet).shape == (1, 8, 8)
-    dataset = load(DataConfig(name="digits", mean=[0.25], std=[2.0]), None, quiet)
-    assert dataset.mean == (0.25,) and dataset.train.batch(torch.arange(9)).max() == (1 - 0.25) / 2
+    dataset = load(DataConfig(name="digits", mean=[0.25], std=[0.5]), None, quiet)
+    assert dataset.mean == (0.25,) and dataset.train.batch(torch.arange(9)).max() == (1 - 0.25) / 0.5
     for key, value in (("classes", list("abcdefghij")), ("group_by", "(x)"), ("class_proportions", [1.0])):
         refused(f"data.{key}", load, DataConfig(name="digits", **{key: value}), None, quiet)
 

@@ -59,6 +59,9 @@ def tied(num_classes):
 def extra(num_classes):
     return nn.Sequential(nn.Flatten(), Extra(64, num_classes))
 
+def lazy(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))
+
 class Net(nn.Module):
     def __init__(self, num_classes, kind="right"):
         super().__init__()
@@ -142,9 +145,10 @@ def test_every_name_of_a_shared_parameter_has_its_average(capsys, tmp_path):
     assert json_of(capsys, *words, "--resume")["accuracy"] == result["accuracy"]
 
 
-def test_state_that_no_checkpoint_holds_is_refused_before_the_run_begins(capsys, tmp_path):
-    words = ("train", "demo/digits", *SHORT, "--set", "model.name=nets:extra", "--output", tmp_path / "run")
-    assert "get_extra_state" in refused(capsys, *words) and not (tmp_path / "run").exists()
+@pytest.mark.parametrize(("factory", "says"), [("extra", "get_extra_state"), ("lazy", "shape from the first images")])
+def test_state_that_no_checkpoint_holds_is_refused_before_the_run_begins(capsys, tmp_path, factory, says):
+    words = ("train", "demo/digits", *SHORT, "--set", f"model.name=nets:{factory}", "--output", tmp_path / "run")
+    assert says in refused(capsys, *words) and not (tmp_path / "run").exists()
 
 
 def test_a_run_s_name_that_its_files_could_not_state_is_refused(capsys, tmp_path):

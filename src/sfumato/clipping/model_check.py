@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from sfumato.clipping.probe import made_up_images, random_state_kept, shifted
-from sfumato.errors import InputError, first_line
+from sfumato.errors import InputError, first_line, refusing
 from sfumato.torch_internals import tree_leaves
 
 _REPLACE_BATCH_NORM = "Replace it: --set model.fix=groupnorm, in code fix_groupnorm(model)."
@@ -48,9 +48,13 @@ def findings(model: nn.Module, example_input: torch.Tensor) -> list[Finding]:
     Args:
         model: Any module whose forward takes one tensor of rows.
         example_input: (B, ...) rows, at least one.
+
+    Raises:
+        InputError: If the model cannot be copied, or fails on such images.
     """
     with random_state_kept(example_input):
-        probe = copy.deepcopy(model).train()
+        with refusing("the model cannot be copied", "Keep what cannot be outside of its modules.", Exception):
+            probe = copy.deepcopy(model).train()
         return list(layer_findings(probe)) or list(_gradient_findings(probe, example_input))
 
 
@@ -103,7 +107,8 @@ def _gradient_findings(probe: nn.Module, example_input: torch.Tensor) -> Iterato
     images = made_up_images(_IMAGES, 1, example_input[:1], 0, only_pixels=True).flatten(0, 1)
     missing = {name: parameter for name, parameter in probe.named_parameters() if parameter.requires_grad}
     for image in images:
-        with torch.enable_grad():
+        fails = f"the model fails on images of shape {tuple(image.shape)}"
+        with refusing(fails, "Name the shape that it takes: image_size, channels.", Exception), torch.enable_grad():
             leaves = [leaf for leaf in tree_leaves(probe(image[None])) if isinstance(leaf, torch.Tensor)]
             ends = [leaf.sum() for leaf in leaves if leaf.requires_grad]
         if not ends or not missing:

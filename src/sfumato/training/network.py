@@ -161,6 +161,11 @@ class Network:
 
 def _refuse_other_state(model: nn.Module) -> None:
     for path, module in model.named_modules():
+        if any(nn.parameter.is_lazy(parameter) for parameter in module.parameters(recurse=False)):
+            raise InputError(
+                f"{type(module).__name__} at '{path}' gets its shape from the first images. Have the factory call the "
+                "model once on made-up ones."
+            )
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             where = f"{type(module).__name__} at '{path}'" if path else f"the model ({type(module).__name__})"
             raise InputError(
