@@ -6,8 +6,10 @@ one; a key left out takes its default here or is filled in by a stated rule when
 the run starts, and the resolved recipe in the run folder holds every value.
 """
 
+import ast
 import difflib
 import functools
+import itertools
 import re
 import tomllib
 from pathlib import Path
@@ -228,15 +230,26 @@ def explained(section: str | None = None) -> list[dict[str, Any]]:
     """
     if section is not None and section not in _sections():
         raise InputError(f"a recipe has no section {section}. {nearest(section, list(_sections()))}")
-    rows = []
-    for name, fields in _sections().items():
-        for key, field in fields.items() if section in (None, name) else ():
+    rows, told = [], _told_below_fields()
+    for name, kind in _kinds().items():
+        for key, field in kind.model_fields.items() if section in (None, name) else ():
             default = None if field.is_required() else field.get_default(call_default_factory=True)
-            means = " ".join((field.description or "").split())
-            rows.append(
-                {"key": f"{name}.{key}", "type": _in_words(field.annotation), "default": default, "means": means}
-            )
+            means = " ".join(told.get((kind.__name__, key), "").split())
+            row = {"key": f"{name}.{key}", "type": _in_words(field.annotation), "default": default, "means": means}
+            rows.append(row)
     return rows
+
+
+def _told_below_fields() -> dict[tuple[str, str], str]:
+    """What stands below each field of each section's class."""
+    tree = ast.parse(Path(__file__).with_name("sections.py").read_text(encoding="utf-8"))
+    return {
+        (node.name, ast.unparse(field.target)): ast.literal_eval(below.value)
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+        for field, below in itertools.pairwise(node.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr)
+    }
 
 
 def _in_words(kind: Any) -> str:
@@ -279,10 +292,12 @@ def changes_no_result(key: str) -> bool:
 
 
 @functools.cache
+def _kinds() -> dict[str, type[Section]]:
+    """The class of each section."""
+    kinds = {name: get_args(field.annotation) or (field.annotation,) for name, field in Recipe.model_fields.items()}
+    return {name: next(kind for kind in options if issubclass(kind, Section)) for name, options in kinds.items()}
+
+
 def _sections() -> dict[str, dict[str, FieldInfo]]:
     """The fields of each section."""
-    kinds = {name: get_args(field.annotation) or (field.annotation,) for name, field in Recipe.model_fields.items()}
-    return {
-        name: dict(next(kind for kind in options if issubclass(kind, Section)).model_fields)
-        for name, options in kinds.items()
-    }
+    return {name: dict(kind.model_fields) for name, kind in _kinds().items()}

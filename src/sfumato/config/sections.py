@@ -29,9 +29,7 @@ class MayChange:
 class Section(pydantic.BaseModel):
     """One section of a recipe: immutable, and closed to unknown keys."""
 
-    model_config = pydantic.ConfigDict(
-        extra="forbid", frozen=True, strict=False, validate_default=True, use_attribute_docstrings=True
-    )
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=False, validate_default=True)
 
 
 class DataConfig(Section):
