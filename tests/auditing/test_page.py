@@ -58,7 +58,8 @@ def test_bounds_on_the_page_are_the_audit_s():
     text = Page(pages.render(found, scores, members)).text
     assert found.violated and "The claim of epsilon 1 is refuted" in text
     for bound in found.bounds:
-        assert f"{bound.name} {math.floor(1000 * bound.epsilon) / 1000:g}" in text
+        digits = 4 - len(str(math.floor(bound.epsilon)))  # four in all, rounded down
+        assert f"{bound.name} {math.floor(10**digits * bound.epsilon) / 10**digits:g}" in text
         assert f"{bound.false_positives} of {bound.num_non_members}" in text
 
 
