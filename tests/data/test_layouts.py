@@ -147,6 +147,10 @@ def test_two_classes_that_hold_the_same_names_are_told_loudly(tmp_path):
     root = written(tmp_path, "{crop_part1,UTKFace}/20_0_0_2017011600000{0..3}.jpg {a,b}/{0..9}.jpg")
     list_images(DataConfig(name="folder"), root, said.append)
     assert ["4 files of UTKFace are named as in crop_part1" in line for line in said] == [True]
+    said.clear()  # where many classes count alike, names tell nothing, and are not compared two by two
+    counted = written(tmp_path / "counted", "class_{a,b,c,d,e}/image_00000000{0..9}.jpg")
+    list_images(DataConfig(name="folder"), counted, said.append)
+    assert said == []
 
 
 def test_a_table_of_labels_is_left_out_by_its_own_name_alone(tmp_path):

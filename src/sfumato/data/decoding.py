@@ -292,8 +292,9 @@ def _significant_bits(file: IO[bytes]) -> int:
     file.seek(8)
     while kind not in (b"sBIT", b"IDAT", b"IEND") and len(head := file.read(8)) == 8:
         size, kind = struct.unpack(">I4s", head)
-        content = file.read(size + 4) if kind == b"sBIT" else file.seek(size + 4, os.SEEK_CUR)
-        bits = content[0] if isinstance(content, bytes) and content else bits
+        if kind == b"sBIT":
+            bits = int.from_bytes(file.read(1), "big")
+        file.seek(size + 4, os.SEEK_CUR)
     file.seek(place)
     return bits if 0 < bits <= 16 else 16
 

@@ -138,7 +138,8 @@ def find_files(root: Path, exclude: Sequence[str] = (), *, must_name: bool = Tru
     for pattern in exclude:
         if must_name and pattern not in used:
             raise InputError(f"data.exclude: nothing in {root} is called {pattern!r}. Correct it, or take it out.")
-    holding = {str(above) for file in found.images for above in PurePosixPath(file.name).parents}
+    holding = {file.name.rpartition("/")[0] for file in found.images}
+    holding |= {str(above) for folder in list(holding) for above in PurePosixPath(folder).parents}
     found.folders[:] = [folder for folder in found.folders if folder in holding or folder not in passed_over]
     found.images.sort(key=lambda file: file.name)
     found.notes.sort()
@@ -161,6 +162,8 @@ def excluded(path: str, exclude: Sequence[str], used: set[str]) -> bool:
     """Whether a pattern names a path, a folder's with a slash at its end; those that do are added to `used`. `*` stands
     for slashes too; a pattern without a slash names files and folders anywhere.
     """
+    if not exclude:
+        return False
     last, inside = path.rstrip("/").rpartition("/")[2], path + "*" * path.endswith("/")
     named = [pattern for pattern in exclude if fnmatchcase(inside if "/" in pattern else last, pattern)]
     used.update(named)

@@ -233,13 +233,16 @@ def shared_names(files: Iterable[tuple[str, str]]) -> tuple[str, str, int] | Non
     """Two classes of which most files of the smaller one are named as in the other, and how many; numbers alone, which
     every class may count, are no names. Of pairs of a class and a file's name.
     """
-    names: dict[str, set[str]] = {}
+    classes: dict[str, set[str]] = {}  # of each name
     for label, name in files:
-        stem = PurePosixPath(name).stem
-        names.setdefault(label, set()).update([stem] if len(stem) >= _TELLING else [])
-    for one, other in itertools.combinations(sorted(names), 2):
-        count, fewer = len(names[one] & names[other]), min(len(names[one]), len(names[other]))
-        if 2 * count > fewer > 0:
+        stem = name.rpartition("/")[2].rpartition(".")[0]
+        if len(stem) >= _TELLING:
+            classes.setdefault(stem, set()).add(label)
+    sizes = Counter(label for labels in classes.values() for label in labels)
+    few = (sorted(labels) for labels in classes.values() if len(labels) <= _MOST_EDITIONS)  # more: they count alike
+    shared = Counter(pair for labels in few for pair in itertools.combinations(labels, 2))
+    for (one, other), count in shared.most_common():
+        if 2 * count > min(sizes[one], sizes[other]):
             return one, other, count
     return None
 
