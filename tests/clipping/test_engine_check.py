@@ -3,12 +3,14 @@
 The zoo (`tests/clipping/zoo`) has the models; here are messages, and planted faults.
 """
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sfumato.clipping import clipped_grad
+from sfumato.clipping import clipped_grad, engine_check
 from sfumato.clipping.engine_check import EngineCheck
 from sfumato.clipping.graph.rules import METHODS
 from sfumato.clipping.graph.rules.site import MaterializedGrads
@@ -234,6 +236,22 @@ def test_planted_faults_are_seen(fault, monkeypatch):
         monkeypatch.setattr(MaterializedGrads, "weighted_sum", rounded)
     with pytest.raises(InputError, match="other gradients|rounds too much"):
         run(net(), "graph")
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_a_network_may_round_as_plain_autograd_does_and_no_more(scale, monkeypatch):
+    """Deep networks of ReLUs do: WRN-40-4 in bfloat16, by half of the sum."""
+    monkeypatch.setitem(engine_check._SUM, "bf16", 0.0)
+    whole = MaterializedGrads.weighted_sum
+
+    def scaled(rows, coefficients, counts):
+        total = whole(rows, coefficients, counts)
+        return total if total.dtype == torch.float64 else scale * total
+
+    monkeypatch.setattr(MaterializedGrads, "weighted_sum", scaled)
+    refused = pytest.raises(InputError, match="the sum differs from that in float64 by 0.2")
+    with nullcontext() if scale == 1 else refused:
+        run(net(), "graph", precision="bf16")
 
 
 def test_a_model_that_computes_otherwise_later_is_found_when_it_is_verified():
