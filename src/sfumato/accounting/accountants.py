@@ -19,9 +19,8 @@ _ONLY_PLD = (
     "no epsilon is known for a person with several images by RDP, or where a run is selected from others. "
     'Take privacy.accountant = "pld" and no privacy.selected_from, or privacy.unit = "image".'
 )
-_CURVE_POINTS = 30
-# A curve takes PLD at every point where one costs at most this; else RDP before the last.
-_CURVE_SECONDS = 0.05
+# A curve takes PLD at every step where one costs at most the first; the second is for all points together elsewhere.
+_POINT_SECONDS, _POINTS_SECONDS = 0.05, 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,10 +178,10 @@ def _epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection) -
 
 
 class EpsilonCurve:
-    """Epsilon after any number of steps up to ``num_steps``, computed once at a few of them.
+    """Epsilon after any number of steps.
 
-    Guarantee: an upper bound, since a value is read at the next computed step, never interpolated.
-    It never falls as steps grow, and ends at exactly ``epsilon(mechanism, delta, accountant)``.
+    Guarantee: an upper bound, at most ``spent``. It is that of exactly those steps, by RDP where PLD takes long; of
+    several images of one person, for which there is no RDP, it is then read at the next of a few steps.
 
     Attributes:
         spent: What all steps spend.
@@ -191,28 +190,31 @@ class EpsilonCurve:
     def __init__(self, mechanism: Mechanism, delta: float, accountant: Accountant = "pld") -> None:
         self._mechanism, self._delta, self._accountant = mechanism, delta, accountant
         self.spent = epsilon(mechanism, delta, accountant)
-        last = mechanism.num_steps
-        # Epsilon grows about as the root of the steps: even steps of the root are even steps of
-        # epsilon.
-        self._steps = sorted({0, *(math.ceil(last * (i / _CURVE_POINTS) ** 2) for i in range(1, _CURVE_POINTS)), last})
-        before: Accountant = "pld" if accountant == "pld" and _is_cheap(mechanism) else "rdp"
-        if before == "rdp" and mechanism.most_images > 1:  # of which there is no RDP
-            self._steps = [0, last]
-            before = "pld"
-        values = [epsilon(mechanism.replace(num_steps=step), delta, before).epsilon for step in self._steps[:-1]]
-        values.append(self.spent.epsilon)
-        # Later steps spend at least as much, so a smaller bound found there holds before, too.
-        self._values = [min(values[i:]) for i in range(len(values))]
+        last, seconds = mechanism.num_steps, _seconds(mechanism) if accountant == "pld" else 0.0
+        is_slow = seconds > _POINT_SECONDS
+        self._before: Accountant = "rdp" if is_slow and mechanism.most_images == 1 else accountant
+        self._points = list(range(last + 1))
+        if is_slow and mechanism.most_images > 1:  # epsilon grows about as the root of the steps
+            count = max(1, int(_POINTS_SECONDS / seconds))
+            self._points = sorted({0, *(math.ceil(last * (i / count) ** 2) for i in range(1, count)), last})
 
+    @functools.cache  # noqa: B019 (lives as long as its run)
     def at(self, step: int) -> float:
         """Upper bound on what the first ``step`` updates spend."""
-        if step > self._steps[-1]:  # more than planned: steps that were drawn afresh count again
+        last = self._mechanism.num_steps
+        if step > last:  # more than planned: steps that were drawn afresh count again
             return epsilon(self._mechanism.replace(num_steps=step), self._delta, self._accountant).epsilon
-        return self._values[bisect.bisect_left(self._steps, step)]
+        read = self._points[bisect.bisect_left(self._points, step)]
+        if read == last:
+            return self.spent.epsilon
+        return min(
+            epsilon(self._mechanism.replace(num_steps=read), self._delta, self._before).epsilon, self.spent.epsilon
+        )
 
 
-def _is_cheap(mechanism: Mechanism) -> bool:
+def _seconds(mechanism: Mechanism) -> float:
+    """How long PLD takes."""
     if not mechanism.has_noise or all(q == 1 for q, _, _ in mechanism.parts):
-        return True
+        return 0.0
     cost = Cost.together(mechanism.parts, mechanism.most_images)
-    return cost.seconds(cost.interval) <= _CURVE_SECONDS
+    return cost.seconds(cost.interval)

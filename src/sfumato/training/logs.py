@@ -41,17 +41,22 @@ class StepFacts:
     """Where a run stands after a step.
 
     Attributes:
-        epsilon: Spent so far; None where the run is not private.
+        epsilon_after: Epsilon of the first so many steps; None where the run is not private.
         accuracy: On held-out images when they were last looked at; None before.
         evaluated: Whether that was after this step.
     """
 
     step: int
     num_steps: int
-    epsilon: float | None
+    epsilon_after: Callable[[int], float | None]
     accuracy: float | None
     images_per_second: float
     evaluated: bool
+
+    @property
+    def epsilon(self) -> float | None:
+        """Spent so far, computed when it is asked for."""
+        return self.epsilon_after(self.step)
 
 
 @contextlib.contextmanager
@@ -70,7 +75,7 @@ class Display:
 
     def __init__(self) -> None:
         self._live: Any = None
-        self._start = 0.0
+        self._start = self._shown = 0.0
         self._first_step: int | None = None
         if sys.stderr.isatty() or "ipykernel" in sys.modules:
             from rich.console import Console
@@ -95,11 +100,12 @@ class Display:
         """Shows where a run stands; as a line of its own only where it was evaluated."""
         if self._first_step is None:
             self._first_step, self._start = facts.step, time.perf_counter()
-        text = self._line(facts)
-        if self._live is not None:
-            self._live.update(text)
+        is_due = facts.evaluated or time.perf_counter() - self._shown > 1
+        if self._live is not None and is_due:
+            self._shown = time.perf_counter()
+            self._live.update(self._line(facts))
         elif facts.evaluated:
-            formats.note(text)
+            formats.note(self._line(facts))
 
     def _line(self, facts: StepFacts) -> str:
         done = facts.step - (self._first_step or 0)

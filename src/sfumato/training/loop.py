@@ -238,8 +238,8 @@ class _Run:
             if evaluated or statistics.norms is not None:
                 self._note(release, statistics)
             accuracy = scores.averaged.accuracy if scores else None
-            epsilon, rate = self._curve(release), self._images_per_second(release)
-            self.progress.step(StepFacts(release, num_steps, epsilon, accuracy, rate, evaluated))
+            rate = self._images_per_second(release)
+            self.progress.step(StepFacts(release, num_steps, self._curve, accuracy, rate, evaluated))
             stops = interrupted()
             if stops or self.started.is_due(self.plan.recipe.training.checkpoint_every):
                 with self._timed("checkpoint"):
