@@ -255,11 +255,21 @@ def test_a_dry_run_of_several_is_of_the_runs_that_would_be(capsys):
     assert "each of 2 runs: their epsilons add up" in call(capsys, *words, "--repeat", "2")[1]
 
 
-def test_a_dry_run_shows_every_choice_and_writes_nothing(folder, capsys, tmp_path, monkeypatch):
+def test_minutes_of_a_dry_run_have_those_of_evaluations(capsys, monkeypatch):
+    monkeypatch.setattr("sfumato.training.trainer._seconds_of_predictions", lambda learner: 1.0)
+    seconds = json_of(capsys, "train", "demo/digits", "--dry-run", "--set", "training.evaluate_every=20")
+    assert 3 * 2 * 360 < seconds["expected_seconds"] < 3 * 2 * 360 + 300
+
+
+def test_a_dry_run_shows_every_choice_and_writes_nothing(folder, trained, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["train", "image-folder", "--data-root", folder, "--epsilon", 2, "--dry-run", "--accountant", "rdp"]
     facts = json_of(capsys, *words)
     assert facts["epsilon"] <= 2 and facts["expected_seconds"] > 0 and facts["delta"] in (1e-2, 1e-3)
+    run, result, _ = trained
+    assert facts["classes"] == result["classes"] == ["checks", "stripes"] and facts["held_out"] == "test"
+    public = json.loads((run / "privacy.json").read_text("utf-8"))["public_inputs"]
+    assert facts["num_held_out"] == public["num_held_out"] > 0
     chosen = {row["key"] for row in facts["choices"]}
     assert {"model.name", "training.batch_size", "optimizer.learning_rate", "privacy.noise_multiplier"} <= chosen
     assert not list(tmp_path.iterdir())

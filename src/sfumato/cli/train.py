@@ -215,15 +215,20 @@ def _show_plan(
     from sfumato.planning.resolve import resolve, resolve_without_privacy
     from sfumato.training.trainer import expected_seconds
 
-    facts_of_data = datasets.facts(parsed.data, data_root, output.note, datasets.images_per_person(parsed))
-    plan = (resolve_without_privacy if non_private else resolve)(parsed, facts_of_data)
-    seconds = expected_seconds(plan, facts_of_data, device, trust)
+    asked = parsed.model_copy(update={"privacy": None}) if non_private else parsed
+    listed = datasets.list_for(asked, data_root, output.note)
+    held_out, num_held_out = listed.judged_by(datasets.is_judged_on_test(asked))
+    plan = (resolve_without_privacy if non_private else resolve)(parsed, listed.facts)
+    seconds = expected_seconds(plan, listed.facts, num_held_out, device, trust)
     mechanism = plan.mechanism
     claimed = claims(plan, mechanism)
     facts = claimed.as_json() | pick(mechanism, "batch_size", "sampling_prob", "num_steps", "num_examples")
     facts |= {
         "noise_multiplier": finite(mechanism.noise_multiplier),
         "expected_seconds": seconds,
+        "classes": listed.classes,
+        "held_out": held_out,
+        "num_held_out": num_held_out,
         "recipe": plan.recipe.model_dump(mode="json", exclude_none=True),
         "choices": [vars(choice) for choice in plan.choices],
         "warnings": plan.warnings,

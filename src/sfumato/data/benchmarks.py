@@ -46,6 +46,16 @@ class NamedListing:
         facts = public_facts(config)  # refuses more images than there are, before a file is read
         assert facts is not None
         self.facts: Facts = facts
+        self.classes = self._named.classes
+
+    def judged_by(self, on_test: bool) -> tuple[Literal["valid", "test"], int]:
+        """The part that accuracies are measured on, and how many images it has."""
+        config, named = self._config, self._named
+        if config.split == "train" and not on_test and (named.num_valid or config.held_out != "test"):
+            if not named.num_valid:
+                raise InputError(f"{self._title} has no validation images. Set data.held_out=test: its test images.")
+            return "valid", named.num_valid
+        return "test", named.num_test
 
     def load(self, on_test: bool = False) -> Dataset:
         """The images; with `on_test` the test images are held out, whatever the split.
@@ -59,12 +69,10 @@ class NamedListing:
             train, held_out = hold_out("digits test", len(everything), named.num_test)
         else:
             train, held_out = list(range(named.num_train)), list(range(named.num_train, len(everything)))
-        held_out_name: Literal["valid", "test"] = "test"
-        if config.split == "train" and not on_test and (named.num_valid or config.held_out != "test"):
-            if not named.num_valid:
-                raise InputError(f"{self._title} has no validation images. Set data.held_out=test: its test images.")
+        held_out_name, _ = self.judged_by(on_test)
+        if held_out_name == "valid":
             _, valid = hold_out(f"{config.name} valid", len(train), named.num_valid)
-            held_out, held_out_name = [train[i] for i in valid], "valid"
+            held_out = [train[i] for i in valid]
         # In one order for both splits: as many images as "train" has are those of "train".
         portion, _ = hold_out(f"{config.name} valid", len(train), len(train) - self.facts.num_examples)
         kept = everything.subset([train[i] for i in portion])

@@ -88,6 +88,16 @@ class Listing:
         self.facts = Facts(len(train), len(self.classes), size, channels, people)
         self._report_listing(train, images_per_person)
 
+    def judged_by(self, on_test: bool) -> tuple[Literal["valid", "test"], int]:
+        """The part that accuracies are measured on, and how many images it has."""
+        if on_test and holds_out_valid_alone(self.files):
+            remedy = 'Add test/, or leave data.held_out = "test" and privacy.score_noise out.'
+            raise InputError(
+                f"accuracies are asked for on test images, and {self.root} has valid/ but no test/. {remedy}"
+            )
+        part: Literal["valid", "test"] = "test" if on_test else self.held_out
+        return part, len(self.parts[part])
+
     def load(self, on_test: bool = False) -> Dataset:
         """The images, decoded.
 
@@ -100,12 +110,7 @@ class Listing:
         Raises:
             InputError: If no image of a part can be decoded, or there are no test images to hold out.
         """
-        if on_test and holds_out_valid_alone(self.files):
-            remedy = 'Add test/, or leave data.held_out = "test" and privacy.score_noise out.'
-            raise InputError(
-                f"accuracies are asked for on test images, and {self.root} has valid/ but no test/. {remedy}"
-            )
-        held_out: Literal["test", "valid"] = "test" if on_test else self.held_out
+        held_out, _ = self.judged_by(on_test)
         everything = self._decoded()
         train, judged = everything.subset(self.parts["train"]), everything.subset(self.parts[held_out])
         for name, part in (("training", train), (f"held-out ({held_out})", judged)):

@@ -56,6 +56,11 @@ class Plan:
         return self.recipe.budget.delta
 
     @property
+    def evaluate_every(self) -> int:
+        """Steps from one evaluation to the next; the last step is evaluated anyway."""
+        return self.recipe.training.evaluate_every or max(self.mechanism.num_steps // 10, 1)
+
+    @property
     def selection(self) -> Selection | None:
         """How this run is selected from others; None where nothing is selected."""
         return selection_of(self.recipe.privacy)

@@ -253,8 +253,7 @@ class _Run:
 
     def _is_looked_at(self, release: int) -> bool:
         num_steps = self.mechanism.num_steps
-        every = self.plan.recipe.training.evaluate_every or max(num_steps // 10, 1)
-        return release in self.looks.steps or release == num_steps or release % every == 0
+        return release in self.looks.steps or release == num_steps or release % self.plan.evaluate_every == 0
 
     def _evaluate(self, release: int) -> HeldOutScores:
         with self._timed("evaluation"):

@@ -4,6 +4,7 @@ the command line; and how long it will take.
 Also the same recipe several times: how far accuracy differs from run to run, and what all runs cost together.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -278,9 +279,11 @@ def _together(runs: Sequence[Result]) -> float | None:
     return finite(epsilon_together(mechanisms, one.delta, one.accountant).epsilon)
 
 
-def expected_seconds(plan: Plan, facts: Facts, device: str = "auto", trust: Collection[str] = ()) -> float:
-    """Seconds for all updates, measured on a microbatch of random images for each worker, and for
-    the features of all training images, where they are computed once; evaluations aside.
+def expected_seconds(
+    plan: Plan, facts: Facts, num_held_out: int, device: str = "auto", trust: Collection[str] = ()
+) -> float:
+    """Seconds of a run, all measured on random images: of its updates, its evaluations on so many held-out images, and
+    the features of all images, where they are computed once.
     """
     learner = Learner(plan, _random_images(facts), pick_device(device), trust=trust)
     learner.initialise(np.zeros(1, dtype=np.uint64))
@@ -296,7 +299,10 @@ def expected_seconds(plan: Plan, facts: Facts, device: str = "auto", trust: Coll
         learner.state.update(learner.update.release(grad_sum, streams.stream("noise")), step, step)
         updates.append(time.perf_counter() - start - sums[-1])
     seconds = min(sums) / size * plan.mechanism.batch_size + min(updates)
-    return _seconds_of_features(learner, facts.num_examples) + seconds * plan.mechanism.num_steps
+    looks = math.ceil(plan.mechanism.num_steps / plan.evaluate_every)
+    seconds_of_looks = looks * 2 * _seconds_of_predictions(learner) * num_held_out  # last and averaged weights
+    features = _seconds_of_features(learner, facts.num_examples + num_held_out)
+    return features + seconds * plan.mechanism.num_steps + seconds_of_looks
 
 
 @torch.inference_mode()
@@ -310,6 +316,16 @@ def _seconds_of_features(learner: Learner, num_images: int) -> float:
         network.backbone(network.blank(ROWS)).sum().item()
         times.append(time.perf_counter() - start)
     return min(times) / ROWS * num_images
+
+
+@torch.inference_mode()
+def _seconds_of_predictions(learner: Learner) -> float:
+    """Of one image, or its features."""
+    trained, held_out = learner.network.trained, learner.source.held_out
+    rows = held_out.batch(torch.arange(ROWS) % len(held_out), next(trained.parameters()).device)
+    start = time.perf_counter()
+    trained(rows).sum().item()
+    return (time.perf_counter() - start) / ROWS
 
 
 def _random_images(facts: Facts) -> Dataset:
