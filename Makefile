@@ -1,7 +1,11 @@
 # Two commands: `make demo` and `make test`. Both set up .venv from pyproject.toml; a second call starts at once.
+# The demo installs what users need, the tests what they need besides.
 PYTHON ?= python3
 VENV := .venv
-STAMP := $(VENV)/.stamp-$(shell cksum < pyproject.toml | cut -d' ' -f1)
+SUM := $(shell cksum < pyproject.toml | cut -d' ' -f1)
+USED := $(VENV)/.used-$(SUM)
+STAMP := $(VENV)/.stamp-$(SUM)
+INSTALL := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable
 SHARED_DATA := ../shared/data
 DATA := $(or $(SFUMATO_DATA),$(HOME)/.cache/sfumato/data)
 export OMP_WAIT_POLICY := PASSIVE
@@ -11,7 +15,7 @@ export TMPDIR := $(if $(wildcard /dev/shm),/dev/shm,$(or $(TMPDIR),/tmp))
 PYTEST := $(VENV)/bin/python -m pytest -q --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test quick test-slow lint setup
-demo: $(STAMP)
+demo: $(USED)
 	$(VENV)/bin/sfumato train demo/digits
 
 test: lint $(DATA)/.unpacked
@@ -35,10 +39,15 @@ lint: $(STAMP)
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml
+$(USED): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "error: Python 3.11 or newer is needed: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(INSTALL) .
+	rm -f $(VENV)/.used-*
+	touch $@
+
+$(STAMP): $(USED)
+	$(INSTALL) '.[test]'
 	rm -f $(VENV)/.stamp-*
 	touch $@
 

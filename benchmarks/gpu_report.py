@@ -134,7 +134,7 @@ def _steps(found: list[Finding]) -> Iterable[list[str]]:
             work = [finding["network"], rows, finding["precision"], how]
             plain = f"{1e3 * ordinary[place]:.1f}" if place in ordinary else ""
             if "why" in finding:
-                yield [*work, plain, finding["why"], "", ""]
+                yield [*work, plain, "refused" if "InputError" in finding["why"] else finding["why"][:60], "", ""]
                 continue
             ratio = f"{finding['ratio']:.2f}" if "ratio" in finding else ""
             yield [*work, plain, f"{1e3 * finding['seconds']:.1f}", ratio, f"{finding['peak_gib']:.1f}"]

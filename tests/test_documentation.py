@@ -7,6 +7,9 @@ import sys
 import tomllib
 from pathlib import Path
 
+import torch
+from sklearn.datasets import load_digits
+
 from benchmarks import report
 from tests.cli.test_cli import photos
 
@@ -18,15 +21,21 @@ def test_the_python_in_the_readme_runs_as_it_stands(tmp_path, monkeypatch, capfd
     folder = photos(tmp_path / "xrays", 60, seed=0, contrast=150, noise=30)
     shutil.copy(folder / "checks" / "1.png", tmp_path / "new-image.png")
     text = (ROOT / "README.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
-    names: dict = {}
-    exec(code, names)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    digits, optimizer = load_digits(), torch.optim.SGD(model.parameters(), lr=2.0)
+    names = {"model": model, "optimizer": optimizer, "labels": torch.tensor(digits.target)}
+    names["images"] = torch.tensor(digits.images, dtype=torch.float32) / 16
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(code, names)
     assert names["result"].private and names["result"].epsilon <= 3
     assert [answer.class_name in ("stripes", "checks") for answer in names["answers"]] == [True]
     out, err = capfd.readouterr()
     assert out.startswith(str(names["result"].accuracy)) and "step " in err
-    assert (tmp_path / "runs" / "xrays" / "report.html").exists()
+    assert (tmp_path / "runs" / "xrays-2" / "report.html").exists()
+    assert 2 < names["loop"].certificate.epsilon < 3
+    right = (model(names["images"]).argmax(1) == names["labels"]).double().mean()
+    assert right > 0.8 and out.endswith(f"{names['loop'].certificate.epsilon}\n")
 
 
 def test_somebodys_own_loop_learns_and_says_what_it_spent():
