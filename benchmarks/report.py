@@ -1,4 +1,4 @@
-"""Writes docs/performance.md from the files in benchmarks/results.
+"""Writes docs/performance.md from the files in benchmarks/results, and docs/keys.md from the configuration's code.
 
     python -m benchmarks.report [RESULTS.jsonl ...]
 
@@ -8,15 +8,18 @@ New figures come to the page by replacing a file there, or by naming a new one b
 
 import json
 import sys
+import textwrap
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Any
 
 from benchmarks import gpu_report
+from sfumato import config
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "performance.md"
+KEYS = ROOT / "docs" / "keys.md"
 
 # Files of one processor, newest first: a row that stands in two of them is taken from the first.
 ENGINE = [
@@ -40,6 +43,11 @@ MODELS = {
     "nf-resnet-50": "NF-ResNet-50, 224 px",
     "vit-b-16": "ViT-B/16, 224 px",
 }
+
+KEYS_INTRODUCTION = """\
+`python -m benchmarks.report` writes this page; `sfumato keys [SECTION]` prints it. A key that a recipe leaves out and
+that has no default here is filled in by rules of public numbers: [defaults.md](defaults.md) has them and their reasons,
+and `sfumato train RECIPE --dry-run` says what was chosen."""
 
 INTRODUCTION = """\
 # Performance
@@ -174,7 +182,22 @@ def page() -> str:
     return "\n".join(parts)
 
 
+def keys_page() -> str:
+    """Every key of a recipe, as `sfumato keys` has it."""
+    lines, section = ["# Every key of a recipe", "", KEYS_INTRODUCTION], None
+    for row in config.explained():
+        name = row["key"].partition(".")[0]
+        if name != section:
+            section = name
+            lines += ["", f"## {section}", ""]
+        default = "" if row["default"] in (None, [], {}) else f"; default {row['default']!r}"
+        text = f"- `{row['key']}` ({row['type']}{default}): {row['means']}"
+        lines += textwrap.wrap(text, 120, subsequent_indent="  ", break_long_words=False)
+    return "\n".join(lines) + "\n"
+
+
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         gpu_report.keep(Path(name), RESULTS)
     PAGE.write_text(page(), encoding="utf-8")
+    KEYS.write_text(keys_page(), encoding="utf-8")

@@ -65,8 +65,9 @@ def test_making_a_loop_private_takes_about_ten_lines():
     assert len(marked) <= 11
 
 
-def test_the_page_is_what_the_results_say():
+def test_the_pages_are_what_results_and_code_say():
     assert report.PAGE.read_text(encoding="utf-8") == report.page(), "run: python -m benchmarks.report"
+    assert report.KEYS.read_text(encoding="utf-8") == report.keys_page(), "run: python -m benchmarks.report"
 
 
 def test_no_line_of_the_page_is_wider_than_120_columns():
