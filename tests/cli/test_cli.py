@@ -379,9 +379,10 @@ def test_non_private_training_shows_the_price_of_privacy_and_needs_no_budget(rec
     result = json_of(capsys, *words, "--output", tmp_path / "run")
     assert result["private"] is False and result["epsilon"] is result["delta"] is None
     assert result["accuracy"] > 0.4 or recipe != "demo/digits"
-    bounded = "max_grad_norm" in (tmp_path / "run" / "recipe.toml").read_text()
-    assert bounded == (recipe == "demo/digits")  # with a budget: its clipping norm
-    assert json_of(capsys, *words, "--dry-run")["epsilon"] is None
+    facts = json_of(capsys, *words, "--dry-run")
+    assert facts["epsilon"] is None and not [row for row in facts["choices"] if row["key"].startswith("privacy.")]
+    with_budget = json_of(capsys, *words, "--epsilon", 0.5, "--delta", 1e-3, "--dry-run")
+    assert facts["recipe"] == with_budget["recipe"] and facts["recipe"]["optimizer"]["max_grad_norm"] == 1.0
 
 
 def test_every_key_is_told_with_type_and_meaning_and_a_foreign_name_finds_its_own(capsys):

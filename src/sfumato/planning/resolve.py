@@ -20,6 +20,8 @@ ORDINARY = "this is ordinary training, without a budget and without noise"
 MOST_IMAGES_TOGETHER = 256
 """Of a person who is drawn (`sfumato.data.views.People`)."""
 _CANARIES_ONE_IN = 20
+# Rates of SGD without privacy, over 1 - momentum (docs/defaults.md).
+_STEADY, _STEADY_ON_FEATURES = 0.25, 320.0
 _SOLVED: dict[Unknown, tuple[str, str]] = {
     "noise_multiplier": ("privacy.noise_multiplier", "the least noise"),
     "batch_size": ("training.batch_size", "the largest batch"),
@@ -272,35 +274,42 @@ def _cut(mechanism: Mechanism, budget: Budget, target: float) -> Mechanism:
 
 
 def resolve_without_privacy(recipe: Recipe, facts: Facts) -> Plan:
-    """What the recipe's run is without privacy: of one with a budget the same batch, steps and rate;
-    of one that states none, ordinary training.
-
-    Without clipping per example and without noise, to show the price of privacy: the mean gradient is bounded by the
-    clipping norm, so that SGD's learning rate keeps its meaning. (Adam's steps have their own scale.)
+    """The same network, batch and steps without clipping of single images and without noise, to show what privacy
+    costs, at a rate that suits it (docs/defaults.md). A recipe that states no budget gives the same.
 
     Raises:
         InputError: As `resolve`.
     """
     _refuse_canaries_without_claim(recipe, ORDINARY)
     privacy = recipe.privacy
-    if privacy is not None and privacy.target_epsilon is None and privacy.noise_multiplier is None:
-        recipe = recipe.model_copy(update={"privacy": None})
-    elif privacy is not None and privacy.unit == "person":  # ordinary training counts images
-        images = {"unit": "image", "person_sampling": None}
-        recipe = recipe.model_copy(update={"privacy": privacy.model_copy(update=images)})
-    plan = resolve(recipe, facts)
-    if plan.recipe.privacy is None:
-        return plan
-    changes = {
+    if privacy is None:
+        return resolve(recipe, facts)
+    changes: dict[str, Any] = {}
+    if privacy.target_epsilon is None and privacy.noise_multiplier is None:
+        changes["target_epsilon"] = 8.0  # any does: batch and steps do not follow from it
+    if privacy.unit == "person":  # ordinary training counts images
+        changes |= {"unit": "image", "person_sampling": None}
+    plan = resolve(recipe.model_copy(update={"privacy": privacy.model_copy(update=changes)}), facts)
+    optimizer, training = plan.recipe.optimizer, plan.recipe.training
+    choices = [each for each in plan.choices if not each.key.startswith("privacy.")]
+    if optimizer.name == "sgd":
+        steady = _STEADY if plan.recipe.model.features == "raw" else _STEADY_ON_FEATURES
+        rate = float(f"{steady * (1 - optimizer.momentum):.2g}") or steady
+        choices = [each for each in choices if each.key != "optimizer.learning_rate"]
+        choices.append(Choice("optimizer.learning_rate", rate, "of ordinary training with gradients of norm 1 at most"))
+        optimizer = optimizer.model_copy(update={"learning_rate": rate, "max_grad_norm": 1.0})
+    values = {
         "privacy": None,
-        "optimizer": plan.recipe.optimizer.model_copy(update={"max_grad_norm": plan.recipe.privacy.clipping_norm}),
-        "training": plan.recipe.training.model_copy(update={"norm_histogram_every": None}),  # of single images
+        "optimizer": optimizer,
+        "training": training.model_copy(update={"norm_histogram_every": None}),  # of single images
     }
-    return dataclasses.replace(
-        plan,
-        recipe=plan.recipe.model_copy(update=changes),
-        mechanism=plan.mechanism.replace(noise_multiplier=0.0, sampling="shuffled", first_release_noise=None),
-        why_not_private=ORDINARY,
+    ordinary = plan.recipe.model_copy(update=values)
+    return Plan(
+        ordinary,
+        plan.mechanism.replace(noise_multiplier=0.0, sampling="shuffled", first_release_noise=None),
+        ORDINARY,
+        choices,
+        _warnings_of_numbers(ordinary, facts.num_examples),
     )
 
 
