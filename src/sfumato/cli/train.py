@@ -54,7 +54,6 @@ def train(
         dry_run: Shows every choice, epsilon and the time to expect; trains nothing.
         resume_: Goes on with the run in --output, or begins it; without: the newest.
         repeat_: So many private runs, whose epsilons add up; the same goes on.
-        seeds: One run for each, such as 0..4: to compare, not private.
     """
     if epsilon is not None and epsilon_per_person is not None:
         raise InputError("--epsilon is for each image, --epsilon-per-person for each person. Give one of them.")
