@@ -421,7 +421,7 @@ SURFACE = {
     f"--set --storage --worker --output {_PLACE}",
     "sweep": f"--grid --cells --seeds --paired --workers --epsilon --delta --set --output {_PLACE}",
     "scaling-law": "--predict-batch-size --plot --json",
-    "evaluate": "--data-root --test-views --specificity --prevalence --by --plot --trust --json",
+    "evaluate": "--data-root --test-views --specificity --prevalence --by --plot --report --trust --json",
     "predict": "--format --trust --json",
     "calibrate": "--positive --sensitivity --specificity --data-root --trust --json",
     "resume": f"--max-lost --no-cache {_PLACE}",

@@ -205,7 +205,7 @@ def test_a_dry_run_leaves_out_as_many_images_of_a_person_as_the_run_does(owned, 
         said.append([line for line in err.splitlines() if "left out" in line])
     assert said[0] == said[1] and len(said[0]) == 1 and "beyond privacy.max_images_per_person = 3" in said[0][0]
     facts = json_of(capsys, *words, "--images-per-person", 22, "--dry-run")
-    assert facts["person_groups"].startswith("as data.group_by states")
+    assert facts["person_groups"].startswith("as the owner states")
 
 
 def predict_apart(run, folder, **environment):

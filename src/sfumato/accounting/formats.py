@@ -5,6 +5,7 @@ stays one: nothing else prints one.
 import decimal
 import math
 import sys
+from collections.abc import Sequence
 from fractions import Fraction
 
 _UP = decimal.Context(prec=4, rounding=decimal.ROUND_CEILING)
@@ -22,6 +23,17 @@ def epsilon_text(value: float | None) -> str:
         ('2.997', '0.1', 'infinite')
     """
     return "infinite" if value is None or not math.isfinite(value) else _short(value, _UP)
+
+
+def factor_text(epsilon: float | None) -> str:
+    """e to the power of an epsilon, rounded up, so that it stays an upper bound.
+
+    Example:
+        >>> factor_text(1.0), factor_text(30.0), factor_text(None)
+        ('2.719', '1.069E+13', 'infinite')
+    """
+    factor = math.inf if epsilon is None or epsilon > 700 else math.nextafter(math.exp(epsilon), math.inf)
+    return str(_UP.create_decimal_from_float(factor)) if 1e6 <= factor < math.inf else epsilon_text(factor)
 
 
 def lower_epsilon_text(value: float) -> str:
@@ -59,6 +71,16 @@ def per_cent(fraction: float | None) -> str:
         ('97.22 %', 'none')
     """
     return "none" if fraction is None else f"{100 * fraction:.2f} %"
+
+
+def share(fraction: float | None, interval: Sequence[float] | None) -> str:
+    """A fraction as per cent, with its interval.
+
+    Example:
+        >>> share(0.97222, [0.9, 1.0]), share(None, None)
+        ('97.22 % (90.00 % to 100.00 %)', 'none')
+    """
+    return f"{per_cent(fraction)} ({' to '.join(map(per_cent, interval))})" if interval else per_cent(fraction)
 
 
 def per_cent_at_most(fraction: float) -> str:

@@ -12,6 +12,7 @@ from sfumato.accounting import formats
 from sfumato.accounting.mechanism import Accountant
 from sfumato.cli import options, output
 from sfumato.errors import InputError
+from sfumato.reporting.wording import who_guesses
 from sfumato.run_folder.ledger import MOST_LOST
 
 if TYPE_CHECKING:
@@ -260,11 +261,7 @@ def _show_guarantee(guarantee: "Guarantee") -> None:
         of_person, images = formats.epsilon_text(guarantee.epsilon_person), guarantee.max_images_per_person
         output.say(f"epsilon {of_person} for all of up to {images} images of one person")
     if guarantee.attacker is not None:
-        whose = "one person" if guarantee.of_persons else "one image"
-        output.say(
-            f"who has to say whether {whose} took part, at even odds, is right at most "
-            f"{formats.per_cent_at_most(guarantee.attacker.accuracy)} of the time"
-        )
+        output.say(who_guesses(guarantee.attacker, of_persons=guarantee.of_persons))
 
 
 def show_result(result: "Result", trust: list[str]) -> None:

@@ -306,7 +306,7 @@ def why_not_private(recipe: Recipe, mechanism: Mechanism) -> str | None:
     if recipe.run.seed is not None:
         return "its randomness comes from a public seed, so anyone can subtract the noise"
     if mechanism.noise_multiplier == 0:
-        return "noise_multiplier is 0: no noise was added"
+        return "its noise is zero: no noise was added"
     if mechanism.sampling == "shuffled":
         return (
             "its batches are shuffled, not Poisson-sampled, so the epsilon of Poisson sampling is not a guarantee for "

@@ -32,8 +32,8 @@ def attack_section(certificate: Certificate) -> list[Html]:
     curves = [("at most, by the mechanism", rates, most)]
     drawing = rates_chart(LEAST, curves, "What an attacker gains", described, "attack")
     caption = (
-        f"Whatever test somebody uses to tell whether one {who} took part, its rates lie on the curve or below. On the "
-        "dashed line lies who guesses. Both axes are logarithmic: at the left are attackers who are seldom wrong."
+        f"Whatever test somebody uses to tell whether one {who} took part, its rates lie on the curve or below. The "
+        "dashed line is guessing. Both axes are logarithmic: at the left are attackers who are seldom wrong."
     )
     return [section("What an attacker gains", figure(drawing, caption))]
 
