@@ -79,8 +79,8 @@ def parse_seeds(text: str) -> list[int]:
         ends = [re.split(r"\.\.|-", part) for part in text.split(",")]
         seeds = [seed for each in ends for seed in range(int(each[0]), int(each[-1]) + 1)[:MOST_SEEDS]]
     if not seeds or len(set(seeds)) != len(seeds) or len(seeds) >= MOST_SEEDS:
-        what = f"whole numbers and ranges such as 0,1,2 or 0-4, each seed once, fewer than {MOST_SEEDS}"
-        raise InputError(f"--seeds takes {what}, not {text[:40]!r}. Equal seeds give equal runs.")
+        what = f"fewer than {MOST_SEEDS} whole numbers and ranges such as 0,1,2 or 0-4, each seed once"
+        raise InputError(f"--seeds takes {what}, not {text[:40]!r}: equal seeds give equal runs.")
     return seeds
 
 
@@ -88,7 +88,6 @@ def runs_of_a_cell(text: str | None, paired: bool) -> tuple[int | None, bool]:
     """How many runs --seeds asks for in a sweep, where a number alone is how many, and whether they are paired."""
     if text is None or re.fullmatch(r"\d{1,18}", text):
         return None if text is None else int(text), paired
-    seeds = parse_seeds(text)
-    if seeds != list(range(len(seeds))):
+    if (seeds := parse_seeds(text)) != list(range(len(seeds))):
         raise InputError(f"--seeds {text[:40]}: a cell's seeds begin at 0. Give a range such as 0-4, or how many runs.")
     return len(seeds), True

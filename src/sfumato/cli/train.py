@@ -227,6 +227,7 @@ def _show_plan(
         "recipe": plan.recipe.model_dump(mode="json", exclude_none=True),
         "choices": [vars(choice) for choice in plan.choices],
         "warnings": plan.warnings,
+        "tip": plan.tip,
     }
     if json_:
         output.print_json(facts)
@@ -236,6 +237,8 @@ def _show_plan(
         output.say(line)
     for warning in plan.warnings:
         output.warn(warning)
+    if plan.tip is not None and not any(plan.tip in warning for warning in plan.warnings):
+        output.note(f"tip: {plan.tip}")
     if plan.private:
         _show_guarantee(claimed)
     else:

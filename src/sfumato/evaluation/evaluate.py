@@ -55,7 +55,6 @@ class Evaluation(Tested):
     calibration_error: float | None
     reliability: list[Reliability] | None
     """How often what was named is right, by how probable it was called."""
-    calibration: Calibration | None
     auroc_per_class: list[float | None]
     """Each class against the rest."""
     specificity: float

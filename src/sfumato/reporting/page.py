@@ -177,9 +177,8 @@ def _accuracy(run: Recorded) -> Html:
         "accuracy of the last weights, which are not kept": result.accuracy_last,
     }
     text = (
-        f"Measured on the held-out images ({result.held_out}) that could be read, with the averaged weights, which "
-        "are the ones that are kept. Balanced accuracy is the mean over the classes, each counting the "
-        "same. These numbers are not private with respect to the held-out images."
+        f"Measured on the held-out images ({result.held_out}) that could be read, with the averaged weights, which are "
+        "kept. Balanced accuracy is the mean over the classes. None of it is private for the held-out images."
     )
     if result.test_views:
         shown[f"majority of {result.test_views} views"] = result.accuracy_augtest_vote
@@ -205,9 +204,8 @@ def _decision(run: Recorded) -> list[Html]:
     shifted = "" if fitted.shifts is None else ", and shifted for each class"
     texts = [
         f"After training, probabilities were calibrated on {formats.count(fitted.num_images)} {where}: outputs are "
-        f"divided by {formats.quantity(fitted.temperature)}{shifted}. This is not private with respect to those "
-        "images. Accuracies on held-out images are of decisions before it; those on a test set (sfumato evaluate "
-        "--report) are of decisions after it."
+        f"divided by {formats.quantity(fitted.temperature)}{shifted}. This is not private for those images. It changes "
+        "no accuracy on held-out images that this page tells; those on a test set are of decisions after it."
     ]
     if (threshold := fitted.threshold) is not None:
         texts.append(

@@ -6,6 +6,7 @@ from sfumato.reporting.html import Html, figure, numbers_table, paragraph, secti
 from sfumato.run_folder.tested import Decision, Tested
 
 MOST_COLUMNS = 12
+ROC = "Receiver operating characteristic (ROC): what other thresholds would give."
 
 
 def tested_section(tested: Tested) -> Html:
@@ -72,6 +73,5 @@ def _roc(decision: Decision, roc: list[list[float]]) -> Html:
         Curve("this threshold", *here, "second", markers=True, width=5),
     ]
     x, y = (linear(0, 1, 5, lambda value: f"{100 * value:g} %", label) for label in ("1 - specificity", ""))
-    described = f"From 0 to 100 %; this threshold lies at {per_cent(here[0][0])} and {per_cent(here[1][0])}."
-    drawing = chart(x, [Panel(f"Sensitivity for {decision.positive}", curves, y, 260)], "ROC", described, "roc")
-    return figure(drawing, "Receiver operating characteristic (ROC): what other thresholds would give.")
+    drawing = chart(x, [Panel(f"Sensitivity for {decision.positive}", curves, y, 260)], "ROC", ROC, "roc")
+    return figure(drawing, ROC)

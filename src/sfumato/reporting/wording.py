@@ -31,13 +31,11 @@ def verdict(certificate: Certificate) -> Html:
 
 def _person(guarantee: Guarantee) -> str:
     """What the guarantee means for whoever is on an image."""
-    single, every_other = ("image", "other training image")
-    if guarantee.of_persons:
-        single, every_other = ("person", "image of everybody else")
+    single = "person" if guarantee.of_persons else "image"
     text = (
         f"The training was randomised so that its result hardly depends on any single {single}. "
         f"{who_guesses(guarantee.attacker, of_persons=guarantee.of_persons)} That holds whatever they try and whatever "
-        f"else they know, every {every_other} included, where yes and no are equally likely."
+        f"they know, all other training images included, where yes and no are equally likely."
     )
     if guarantee.of_persons:
         text += f" It holds for {guarantee.unit}, all of them together."
@@ -95,9 +93,8 @@ def _guarantee(certificate: Certificate) -> list[Term]:
         f"{certificate.accountant_note or ''}"
     )
     of_delta = (
-        f"What that factor does not cover: at most {formats.one_in(certificate.delta)} may be added to any "
-        f"probability. It should be well below one in {formats.count(certificate.num_examples)}, the number of "
-        f"{_drawn(certificate)}."
+        f"What that factor does not cover: at most {formats.one_in(certificate.delta)} is added to any probability. It "
+        f"should be well below one in {formats.count(certificate.num_examples)}, the number of {_drawn(certificate)}."
     )
     of_unit = "The guarantee is for each single image. It weakens for someone who is on several of them."
     if of_persons:
@@ -117,21 +114,19 @@ def _guarantee(certificate: Certificate) -> list[Term]:
     told = {"Attacker": certificate.attacker, "Attacker, of a person": certificate.attacker_person}
     for name, attacker in list(told.items())[: 1 if of_persons else 2]:
         if attacker is not None:
-            rows.append((name, f"right at most {formats.per_cent_at_most(attacker.accuracy)}", _of_attacker(attacker)))
+            rows.append((name, f"right at most {formats.per_cent_at_most(attacker.accuracy)}", of_attacker(attacker)))
     return rows
 
 
-def _of_attacker(attacker: Attacker) -> str:
+def of_attacker(attacker: Attacker) -> str:
+    """Of one who is seldom wrong, and of one who names one of many."""
     candidates = formats.count(attacker.candidates)
-    how = "From several pairs of epsilon and delta: the mechanism's own trade-off is not computed here."
-    if attacker.source == "pld":
-        how = "From the mechanism's own trade-off between the two errors (PLD)."
     return (
         "Where used and not used are equally likely. An attacker who wrongly suspects 1 % of those that were not used "
         f"recognises at most {formats.per_cent_at_most(attacker.true_positives_at_1_percent)} of those that were; one "
         f"who wrongly suspects 0.1 %, at most {formats.per_cent_at_most(attacker.true_positives_at_0_1_percent)}. "
         f"Picking the one that was used among {candidates} candidates succeeds with a chance of at most "
-        f"{formats.chance_at_most(attacker.singled_out)}; a blind pick has 1 in {candidates}. {how}"
+        f"{formats.chance_at_most(attacker.singled_out)}; a blind pick has 1 in {candidates}."
     )
 
 
