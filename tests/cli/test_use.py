@@ -381,6 +381,14 @@ def test_console_and_report_say_in_one_sentence_what_an_attacker_is_right_about(
     assert sentence in (run / "report.html").read_text() and sentence in call(capsys, "resume", run)[1]
 
 
+def test_what_would_help_is_said_once_at_the_dry_run_and_once_at_the_end(run, images, capsys):
+    assert call(capsys, "resume", run)[2].count("tip: What would help") == 1
+    words = ["train", "image-folder", "--data-root", images, "--epsilon", 1, "--dry-run", *given(QUICK)]
+    assert call(capsys, *words)[2].count("What would help") == 1  # in the warning
+    planned = json_of(capsys, *words)
+    assert planned["tip"] in planned["warnings"][0]
+
+
 def test_the_certificate_names_the_version_that_made_it_and_another_version_may_read_it(own):
     claim = sfumato.load(own).certificate
     assert claim.software == f"Sfumato {sfumato.__version__}"

@@ -120,6 +120,18 @@ def quantity(value: float | None) -> str:
     return "none" if value is None else f"{value:.4g}"
 
 
+def progress(what: str, done: int, of: int, seconds: float) -> str:
+    """Where a long command stands after so many seconds.
+
+    Example:
+        >>> progress("decoding images", 512, 1200, 2.0)
+        'decoding images: 512 of 1,200, 256.0 a second, 0:02 left'
+    """
+    minutes, left = divmod(int(seconds / max(done, 1) * (of - done)), 60)
+    pace = done / max(seconds, 1e-9)
+    return f"{what}: {count(done)} of {count(of)}, {pace:,.1f} a second, {minutes}:{left:02d} left"
+
+
 def plain(text: str) -> str:
     r"""A line that cannot steer a terminal: all that is not printed (escape sequences, line breaks,
     turns of the writing direction) is spelled out.

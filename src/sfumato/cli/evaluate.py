@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -120,7 +121,13 @@ def predict(
             f"{output.per_cent(threshold.at)}"
         )
     named = [Path(line) for line in sys.stdin.read().splitlines() if line] if Path("-") in images else []
-    found = classifier.each([path for path in images if path != Path("-")] + named, _progress)
+    started = time.perf_counter()
+
+    def tell(done: int, of: int) -> None:
+        if of > done or done > 512:
+            output.note(formats.progress("images", done, of, time.perf_counter() - started))
+
+    found = classifier.each([path for path in images if path != Path("-")] + named, tell)
     if json_:
         output.print_json({"run": str(run), "predictions": [_row(one) for one in found]})
         return
@@ -160,11 +167,6 @@ def _sure(one: "Prediction", threshold: "Threshold | None") -> str:
 
 def _row(one: "Prediction") -> dict[str, object]:
     return {"image": one.image, "class": one.class_name, **one.model_dump(exclude={"image", "class_name"})}
-
-
-def _progress(done: int, of: int) -> None:
-    if of > done or done > 512:
-        output.note(f"{done} of {of} images")
 
 
 def calibrate(

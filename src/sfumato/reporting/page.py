@@ -204,8 +204,8 @@ def _decision(run: Recorded) -> list[Html]:
     shifted = "" if fitted.shifts is None else ", and shifted for each class"
     texts = [
         f"After training, probabilities were calibrated on {formats.count(fitted.num_images)} {where}: outputs are "
-        f"divided by {formats.quantity(fitted.temperature)}{shifted}. This is not private for those images. It changes "
-        "no accuracy on held-out images that this page tells; those on a test set are of decisions after it."
+        f"divided by {formats.quantity(fitted.temperature)}{shifted}. This is not private for those images. "
+        "Accuracies on held-out images are of decisions without it, those on a test set of decisions with it."
     ]
     if (threshold := fitted.threshold) is not None:
         texts.append(

@@ -18,14 +18,11 @@ def verdict(certificate: Certificate) -> Html:
             parts.append(paragraph(_if_private(certificate), "hypothetical"))
         return element("div", *parts, class_="verdict none")
     numbers = f"ε ≤ {formats.epsilon_text(certificate.epsilon)} at δ = {formats.delta_text(certificate.delta)}"
-    held_out = (
-        f"{formats.count(certificate.public_inputs.num_held_out)} further images were held out to measure accuracy: no "
-        "guarantee is given to them."
-    )
+    num_held_out = formats.count(certificate.public_inputs.num_held_out)
+    held_out = f"{num_held_out} further images were held out to measure accuracy: no guarantee is given to them."
     parts = [paragraph(numbers, "headline"), paragraph(_person(certificate)), paragraph(held_out)]
     if certificate.status == "running":
-        counted = "The run has not finished: these numbers already count every step that is planned, so what was spent "
-        parts.append(paragraph(counted + "so far is less."))
+        parts.append(paragraph("The run has not finished: these numbers already count every step that is planned."))
     return element("div", *parts, class_="verdict")
 
 
@@ -136,8 +133,7 @@ def _mechanism(certificate: Certificate) -> list[Term]:
         ("person", " A person's is the mean over their images.") if certificate.drawn == "people" else ("image", "")
     )
     sampling = (
-        f"Batches of {batch} of the {examples} training images in shuffled order. No epsilon of Poisson sampling holds "
-        "for them."
+        f"Batches of {batch} of {examples} training images, shuffled: no epsilon of Poisson sampling holds for them."
     )
     if certificate.sampling == "poisson":
         sampling = (
