@@ -40,7 +40,7 @@ def advice_of_signal(mechanism: Mechanism, asked: Recipe, facts: Facts) -> tuple
     if signal >= needed and n >= FEW_IMAGES:
         helps = ["more images", "a larger epsilon"] if signal < MEASURED else []
     elif signal >= needed:
-        helps = [f"{FEW_IMAGES} or more", "a larger epsilon"]
+        helps = [f"{FEW_IMAGES} or more {units}", "a larger epsilon"]
         text = f"{n} {units} are few for training with noise: expect a weak classifier"
     else:
         text = f"the noise drowns what {n} {units} teach: expect a classifier hardly better than chance"
@@ -60,11 +60,11 @@ def advice_of_signal(mechanism: Mechanism, asked: Recipe, facts: Facts) -> tuple
         helps += [] if images is None else [f"{math.ceil(images)} {units}"]
         helps += [] if target is None else [f"an epsilon of {formats.epsilon_text(target)}"]
         helps = helps or ["a larger batch, more updates or less noise"]
-    if helps and not asked.model.init_from:
+    if text is not None and not asked.model.init_from:
         helps.append("a network that others trained (model.name = efficientnet_lite0)")
     if not helps:
         return [], None
-    tip = f"What would help: {'; or '.join(helps)} (docs/defaults.md has accuracies by signal: here {signal:,.0f})."
+    tip = f"What would help: {'; or '.join(helps)}. docs/defaults.md has accuracies by signal: here {signal:,.0f}."
     return ([] if text is None else [f"{text}. {tip}"]), tip
 
 
