@@ -245,10 +245,10 @@ def test_the_trained_model_evaluates_to_what_training_said_and_predicts_files_an
 def test_a_dry_run_of_several_is_of_the_runs_that_would_be(capsys):
     """Public seeds void the guarantee, and what the runs refuse is refused."""
     words = ["train", "demo/digits", "--dry-run"]
-    seeded = json_of(capsys, *words, "--seeds", "0..1")
+    seeded = json_of(capsys, *words, "--seeds", "0-1")
     assert seeded["epsilon"] is None and seeded["private"] is False
     assert "canaries" in refused(capsys, *words, "--seeds", "0..1", "--set", "audit.canaries=75")
-    assert "each seed once" in refused(capsys, *words, "--seeds", "1..0")
+    assert "each seed once" in refused(capsys, *words, "--seeds", "1-0")
     assert "each seed once" in refused(capsys, *words, "--seeds", "1,1")
     assert "run.seed" in refused(capsys, *words, "--repeat", "2", "--set", "run.seed=1")
     assert json_of(capsys, *words, "--repeat", "2")["private"] is True
@@ -432,7 +432,7 @@ SURFACE = {
     f"--set --storage --worker --output {_PLACE}",
     "sweep": f"--grid --cells --seeds --paired --workers --epsilon --delta --set --output {_PLACE}",
     "scaling-law": "--predict-batch-size --plot --json",
-    "evaluate": "--data-root --test-views --specificity --prevalence --by --plot --trust --json",
+    "evaluate": "--data-root --test-views --specificity --prevalence --by --plot --report --trust --json",
     "predict": "--format --trust --json",
     "calibrate": "--positive --sensitivity --specificity --data-root --trust --json",
     "resume": f"--max-lost --no-cache {_PLACE}",

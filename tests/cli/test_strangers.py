@@ -175,7 +175,7 @@ def test_the_certificate_and_the_report_list_what_was_taken_to_be_public(owned):
     assert inputs["classes"] == ["cat", "dog"] and inputs["classes_from"] == "the names of the class folders"
     assert inputs["class_proportions"] == [0.5, 0.5] and (inputs["image_size"], inputs["channels"]) == (8, 1)
     assert inputs["mean"] == [0.5] and inputs["std"] == [0.5] and inputs["num_examples"] == claim["num_examples"]
-    assert any(line.startswith("public_inputs") for line in claim["not_covered"])
+    assert any(line.startswith("the public inputs") for line in claim["not_covered"])
     page = (run / "report.html").read_text()
     assert "Public inputs" in page and "the names of the class folders" in page and "class proportions 0.5, 0.5" in page
 
@@ -205,7 +205,7 @@ def test_a_dry_run_leaves_out_as_many_images_of_a_person_as_the_run_does(owned, 
         said.append([line for line in err.splitlines() if "left out" in line])
     assert said[0] == said[1] and len(said[0]) == 1 and "beyond privacy.max_images_per_person = 3" in said[0][0]
     facts = json_of(capsys, *words, "--images-per-person", 22, "--dry-run")
-    assert facts["person_groups"].startswith("as data.group_by states")
+    assert facts["person_groups"].startswith("as the owner states")
 
 
 def predict_apart(run, folder, **environment):

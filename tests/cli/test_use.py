@@ -15,9 +15,15 @@ from PIL import Image
 
 import sfumato
 from sfumato.errors import InputError
+from sfumato.evaluation.evaluate import _trained_on
 from sfumato.evaluation.scores import wilson
+from sfumato.evaluation.trained import load
 from sfumato.reporting.page import write_report
+from sfumato.reporting.tested import in_words
+from sfumato.reporting.wording import who_guesses
+from sfumato.run_folder.files import DATA_ROOT_FILE
 from sfumato.run_folder.record import Certificate
+from sfumato.run_folder.verification import verify_run
 from tests.cli.test_cli import call, json_of, photos, refused
 from tests.cli.test_cli import settings as given
 from tests.training import faults
@@ -337,6 +343,57 @@ def test_the_report_tells_what_was_fitted_after_training(own, unseen, capsys):
     (own / "calibration.json").write_text('{"temperature": 0}')
     with pytest.raises(InputError, match="calibration.json"):
         write_report(own)
+
+
+def test_a_test_set_comes_into_the_report_where_its_owner_asks_for_that(own, images, unseen, capsys):
+    assert not (own / "evaluation.json").exists()
+    sfumato.evaluate(own, unseen)
+    with pytest.raises(InputError, match="they are protected"):
+        sfumato.evaluate(own, images, publish=True)
+    assert not (own / "evaluation.json").exists()
+    json_of(capsys, "calibrate", own, unseen, "--positive", "stripes", "--sensitivity", 0.9)
+    found = json_of(capsys, "evaluate", own, unseen, "--report", "--prevalence", 0.02)
+    kept = json.loads((own / "evaluation.json").read_text())
+    assert kept == {key: found[key] for key in kept} and kept["test_set"] == "unseen" and kept["num_people"] is None
+    rates = [[1 - found["decision"]["specificity"], found["decision"]["sensitivity"]]]
+    assert any(point == pytest.approx(rates[0]) for point in kept["roc"])  # the threshold lies on the curve
+    page = (own / "report.html").read_text()
+    assert "On the test set unseen" in page and "600 images (unseen)" in page and str(unseen.parent) not in page
+    assert str(unseen.parent) not in (own / "evaluation.json").read_text()
+    assert all(line in page for line in in_words(sfumato.evaluate(own, unseen, prevalence=0.02)))
+    assert json_of(capsys, "evaluate", own, "--report")["test_set"] == "held out: test"
+    json_of(capsys, "calibrate", own, unseen)  # decisions are others now
+    assert not (own / "evaluation.json").exists() and "On the test set" not in (own / "report.html").read_text()
+
+
+def test_validation_images_whose_noisy_score_chose_a_run_are_never_told_exactly(own, tmp_path):
+    recipe = load(own).recipe.model_copy(update={"data": load(own).recipe.data.model_copy(update={"split": "train"})})
+    (own / DATA_ROOT_FILE).write_text(str(tmp_path / "images"))
+    assert _trained_on(tmp_path / "images" / "valid", own, recipe) is None
+    scored = recipe.model_copy(update={"privacy": recipe.privacy.model_copy(update={"score_noise": 4.0})})
+    assert "they are protected" in _trained_on(tmp_path / "images" / "valid", own, scored)
+    assert _trained_on(tmp_path / "images" / "test", own, scored) is None
+
+
+def test_console_and_report_say_in_one_sentence_what_an_attacker_is_right_about(run, capsys):
+    sentence = who_guesses(sfumato.load(run).certificate.attacker, of_persons=False)
+    assert sentence.endswith(".") and ". " not in sentence
+    assert sentence in (run / "report.html").read_text() and sentence in call(capsys, "resume", run)[1]
+
+
+def test_what_would_help_is_said_once_at_the_dry_run_and_once_at_the_end(run, images, capsys):
+    assert call(capsys, "resume", run)[2].count("tip: What would help") == 1
+    words = ["train", "image-folder", "--data-root", images, "--epsilon", 1, "--dry-run", *given(QUICK)]
+    assert call(capsys, *words)[2].count("What would help") == 1  # in the warning
+    planned = json_of(capsys, *words)
+    assert planned["tip"] in planned["warnings"][0]
+
+
+def test_the_certificate_names_the_version_that_made_it_and_another_version_may_read_it(own):
+    claim = sfumato.load(own).certificate
+    assert claim.software == f"Sfumato {sfumato.__version__}"
+    (own / "privacy.json").write_text(claim.model_copy(update={"software": "Sfumato 9"}).model_dump_json())
+    assert verify_run(own)[0].software == "Sfumato 9"
 
 
 def test_intervals_are_of_people_where_the_run_says_who_they_are(images, tmp_path):

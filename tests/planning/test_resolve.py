@@ -4,6 +4,7 @@ refused.
 
 import dataclasses
 import re
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
+from sfumato.planning.advice import MEASURED
 from sfumato.planning.claims import claims
 from sfumato.planning.resolve import resolve
 from tests.accounting import truth
@@ -109,6 +111,23 @@ def test_noise_that_drowns_the_signal_is_warned_about_with_numbers_that_help(num
     too_few = [plan_of(privacy, num_examples=int(int(images[1]) / 1.4), **training)] if images and training else []
     assert all(any("drowns" in warning for warning in each.warnings) for each in too_few)
     assert not any("are few" in warning for warning in plan.warnings)  # one of the two is said
+
+
+@pytest.mark.parametrize("num_examples, target", [(300, 0.1), (300, 1.0), (3_000, 1.0), (3_000, 3.0), (50_000, 3.0)])
+def test_a_tip_follows_from_public_numbers_and_reaches_no_further_than_what_was_measured(num_examples, target):
+    """The table of docs/defaults.md has the signals; beyond them nothing is advised."""
+    page = (Path(__file__).parents[2] / "docs/defaults.md").read_text()
+    rows = re.findall(r"^\| [\d,]+ \| [\d.]+ \| ([\d,]+) \| [\d.]+ % ", page, re.MULTILINE)
+    assert max(int(row.replace(",", "")) for row in rows) == MEASURED
+    plan = plan_of({"target_epsilon": target}, num_examples=num_examples)
+    numbers = plan.mechanism
+    signal = numbers.batch_size * numbers.num_steps**0.5 / numbers.noise_multiplier
+    assert (plan.tip is not None) == (signal < MEASURED)
+    if plan.tip is not None:
+        assert f"here {signal:,.0f}" in plan.tip and "docs/defaults.md" in plan.tip
+        assert ("others trained" in plan.tip) == bool(plan.warnings)
+        assert all(plan.tip in warning for warning in plan.warnings)
+    assert plan_of(None).tip is None
 
 
 def test_what_the_shipped_recipes_reach_is_not_called_drowned():

@@ -2,6 +2,7 @@
 
 import decimal
 import math
+import re
 from html.parser import HTMLParser
 
 import pytest
@@ -95,3 +96,12 @@ def test_markup_is_not_escaped_twice_and_joined_text_is_escaped_once():
 
 def test_a_control_character_is_spelled_out():
     assert element("p", "a\x1b[31mb\tc\n") == "<p>a\\x1b[31mb\tc\n</p>"
+
+
+@pytest.mark.parametrize("done, of, seconds", [(0, 10, 0.0), (1, 4, 90.0), (4, 4, 8.0), (5, 1_000_000, 1.0)])
+def test_progress_tells_how_much_of_how_much_how_fast_and_how_long_still(done, of, seconds):
+    told = formats.progress("runs", done, of, seconds)
+    (number, total, pace, minutes, left), rate = re.findall(r"[\d,.]*\d", told), done / max(seconds, 1e-9)
+    assert (number, total, pace) == (f"{done:,}", f"{of:,}", f"{rate:,.1f}")
+    if done:
+        assert 60 * int(minutes) + int(left) == int((of - done) / rate) and told.endswith(f"{minutes}:{left} left")

@@ -5,6 +5,7 @@ stays one: nothing else prints one.
 import decimal
 import math
 import sys
+from collections.abc import Sequence
 from fractions import Fraction
 
 _UP = decimal.Context(prec=4, rounding=decimal.ROUND_CEILING)
@@ -22,6 +23,17 @@ def epsilon_text(value: float | None) -> str:
         ('2.997', '0.1', 'infinite')
     """
     return "infinite" if value is None or not math.isfinite(value) else _short(value, _UP)
+
+
+def factor_text(epsilon: float | None) -> str:
+    """e to the power of an epsilon, rounded up, so that it stays an upper bound.
+
+    Example:
+        >>> factor_text(1.0), factor_text(30.0), factor_text(None)
+        ('2.719', '1.069E+13', 'infinite')
+    """
+    factor = math.inf if epsilon is None or epsilon > 700 else math.nextafter(math.exp(epsilon), math.inf)
+    return str(_UP.create_decimal_from_float(factor)) if 1e6 <= factor < math.inf else epsilon_text(factor)
 
 
 def lower_epsilon_text(value: float) -> str:
@@ -61,6 +73,16 @@ def per_cent(fraction: float | None) -> str:
     return "none" if fraction is None else f"{100 * fraction:.2f} %"
 
 
+def share(fraction: float | None, interval: Sequence[float] | None) -> str:
+    """A fraction as per cent, with its interval.
+
+    Example:
+        >>> share(0.97222, [0.9, 1.0]), share(None, None)
+        ('97.22 % (90.00 % to 100.00 %)', 'none')
+    """
+    return f"{per_cent(fraction)} ({' to '.join(map(per_cent, interval))})" if interval else per_cent(fraction)
+
+
 def per_cent_at_most(fraction: float) -> str:
     """An upper bound as per cent: rounded up to two decimals."""
     return f"{math.ceil(Fraction(repr(fraction)) * 10_000) / 100:.2f} %"
@@ -96,6 +118,18 @@ def count(value: int) -> str:
 def quantity(value: float | None) -> str:
     """Any other number with up to four significant digits."""
     return "none" if value is None else f"{value:.4g}"
+
+
+def progress(what: str, done: int, of: int, seconds: float) -> str:
+    """Where a long command stands after so many seconds.
+
+    Example:
+        >>> progress("decoding images", 512, 1200, 2.0)
+        'decoding images: 512 of 1,200, 256.0 a second, 0:02 left'
+    """
+    minutes, left = divmod(int(seconds / max(done, 1) * (of - done)), 60)
+    pace = done / max(seconds, 1e-9)
+    return f"{what}: {count(done)} of {count(of)}, {pace:,.1f} a second, {minutes}:{left:02d} left"
 
 
 def plain(text: str) -> str:

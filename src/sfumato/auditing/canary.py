@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from sfumato.accounting import accountants
+from sfumato.accounting import accountants, formats
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing.arguments import LEAST_TARGET, Keep, calibrated, require_levels, whole
 from sfumato.auditing.bounds import audit_scores, require_enough
@@ -125,10 +125,9 @@ def play(
         took_part = coins(mechanism.num_examples)
         scores.append(log_likelihood_ratio(observe(step, took_part), mechanism))
         members.append(took_part)
-        a_run = (time.perf_counter() - started) / (run + 1)
-        if a_run * num_runs > _LONG and run % max(1, num_runs // 10) == 0:
-            left = a_run * (num_runs - run - 1)
-            report(f"run {run + 1} of {num_runs} is done; about {left:.0f} s left")
+        seconds = time.perf_counter() - started
+        if seconds / (run + 1) * num_runs > _LONG and run % max(1, num_runs // 10) == 0:
+            report(formats.progress("runs", run + 1, num_runs, seconds))
     return np.concatenate(scores), np.concatenate(members)
 
 

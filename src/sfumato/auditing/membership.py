@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sfumato.accounting import accountants
+from sfumato.accounting import accountants, formats
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing import toy_task
 from sfumato.auditing.arguments import LEAST_TARGET, Keep, calibrated, require_levels, whole
@@ -249,14 +249,14 @@ class Audit:
             return cache.losses(name, 2 * a_side, train)
 
         found: list[list[float] | None] = [None] * len(chunks)
-        told = time.perf_counter()
+        told = started = time.perf_counter()
         while left := [number for number, losses in enumerate(found) if losses is None]:
             for number, losses in zip(left, threads.map(losses_of, left), strict=True):
                 found[number] = losses
                 if time.perf_counter() - told > 10:
                     told = time.perf_counter()
                     done = len(chunks) - found.count(None)
-                    self.report(f"{phase}: {done} of {len(chunks)} parts of the audit are done")
+                    self.report(formats.progress(f"{phase}, parts of the audit", done, len(chunks), told - started))
             if None in found:
                 time.sleep(1)
         return [(each[:a_side], each[a_side:]) for each, (_, _, a_side) in zip(found, chunks, strict=True) if each]

@@ -3,17 +3,19 @@
 import csv
 import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from sfumato.accounting import formats
 from sfumato.cli import options, output
 
 if TYPE_CHECKING:
     from sfumato.evaluation.calibration import Calibration, Threshold
     from sfumato.evaluation.classifier import Prediction
-    from sfumato.evaluation.evaluate import Decision, Evaluation
+    from sfumato.evaluation.evaluate import Evaluation
 
 _MOST_CONFUSIONS = 3
 
@@ -28,6 +30,7 @@ def evaluate(
     prevalence: Annotated[float | None, typer.Option(min=0, max=1)] = None,
     by: Annotated[str | None, typer.Option(metavar="COLUMN")] = None,
     plot: Path | None = None,
+    report_: bool = False,
     trust: options.Trust = None,
     json_: bool = False,
 ) -> None:
@@ -40,42 +43,41 @@ def evaluate(
         prevalence: Share of positive images where the model is used; default: as among these images.
         by: A column of the folder's table: accuracy of each of its values.
         plot: Draws how often it is right against how sure it says it is (.svg, .png or .pdf).
+        report_: Puts these images into report.html: name and size of the folder, every number, the day. Published.
     """
     from sfumato.evaluation.evaluate import FORMATS, draw_reliability
     from sfumato.evaluation.evaluate import evaluate as score_run
+    from sfumato.reporting.page import write_report
     from sfumato.run_folder.files import refuse_drawing
 
     if plot is not None:
         refuse_drawing(plot, "--plot", FORMATS)
     how: dict[str, Any] = {"test_views": test_views, "specificity": specificity, "prevalence": prevalence, "by": by}
+    how["publish"] = report_
     found = score_run(run, folder, data_root=data_root, trust=trust or (), report=output.note, **how)
+    if report_:
+        output.note(f"report {write_report(run)} tells of this test set, and evaluation.json beside it")
     output.answer(found, json_, lambda found: _show(found, specificity))
     if plot is not None:  # last: what was computed is told by now
         draw_reliability(found, plot)
 
 
 def _show(found: "Evaluation", specificity: float) -> None:
-    where = "images of the folder" if found.held_out == "folder" else f"{found.held_out} images"
-    accuracy = output.share(found.accuracy, found.intervals.accuracy)
-    balanced, majority = output.per_cent(found.balanced_accuracy), output.per_cent(found.majority_rate)
-    counts = f"{found.num_images} {where}: accuracy {accuracy}"
-    output.say(f"{counts}, balanced {balanced}; always naming the largest class: {majority}")
+    from sfumato.reporting.tested import in_words
+
+    for line in in_words(found):
+        output.say(line)
     output.print_augtest(found.test_views, found.accuracy_augtest_vote, found.accuracy_augtest_mean)
-    if found.auroc is not None:
-        low, high = found.intervals.auroc or (found.auroc, found.auroc)
-        output.say(f"AUROC {found.auroc:.4f} ({low:.4f} to {high:.4f})")
     if found.calibration_error is not None:
         how = "" if found.calibration is not None else " (probabilities are not calibrated: sfumato calibrate)"
         output.say(f"calibration error {output.per_cent(found.calibration_error)}{how}")
-    if found.decision is not None:
-        _show_decision(found.decision)
     output.say(f"  {'class':<24}{'accuracy':>10}{f'sensitivity at specificity {specificity:g}':>36}")
     for name, right, sensitivity in zip(found.classes, found.per_class, found.sensitivity_per_class, strict=True):
         output.say(f"  {name:<24}{output.per_cent(right):>10}{output.per_cent(sensitivity):>36}")
     if found.groups is not None:
         output.say(f"  {found.by:<24}{'images':>10}{'accuracy':>10}")
     for group in found.groups or []:
-        of_group = output.share(group.accuracy, group.interval)
+        of_group = formats.share(group.accuracy, group.interval)
         output.say(f"  {group.value or '(not stated)':<24}{group.num_images:>10}   {of_group}")
     confusions = [
         (count, label, decided)
@@ -85,22 +87,6 @@ def _show(found: "Evaluation", specificity: float) -> None:
     ]
     for count, label, decided in sorted(confusions, key=lambda cell: -cell[0])[:_MOST_CONFUSIONS]:
         output.say(f"{count} of {label} taken for {decided}")
-
-
-def _show_decision(decision: "Decision") -> None:
-    counts = decision.counts
-    output.say(
-        f"{decision.positive} from probability {decision.threshold:.4f} on: {counts['found']} found, "
-        f"{counts['missed']} missed, {counts['false_alarms']} false alarms, {counts['left_alone']} left alone"
-    )
-    sensitivity = output.share(decision.sensitivity, decision.sensitivity_interval)
-    specificity = output.share(decision.specificity, decision.specificity_interval)
-    output.say(f"  sensitivity {sensitivity}, specificity {specificity}")
-    positive, negative = decision.positive_predictive_value, decision.negative_predictive_value
-    output.say(
-        f"  where {output.per_cent(decision.prevalence)} of images are {decision.positive}: of those named so "
-        f"{output.per_cent(positive)} are right, of the others {output.per_cent(negative)}"
-    )
 
 
 def predict(
@@ -135,7 +121,13 @@ def predict(
             f"{output.per_cent(threshold.at)}"
         )
     named = [Path(line) for line in sys.stdin.read().splitlines() if line] if Path("-") in images else []
-    found = classifier.each([path for path in images if path != Path("-")] + named, _progress)
+    started = time.perf_counter()
+
+    def tell(done: int, of: int) -> None:
+        if of > done or done > 512:
+            output.note(formats.progress("images", done, of, time.perf_counter() - started))
+
+    found = classifier.each([path for path in images if path != Path("-")] + named, tell)
     if json_:
         output.print_json({"run": str(run), "predictions": [_row(one) for one in found]})
         return
@@ -175,11 +167,6 @@ def _sure(one: "Prediction", threshold: "Threshold | None") -> str:
 
 def _row(one: "Prediction") -> dict[str, object]:
     return {"image": one.image, "class": one.class_name, **one.model_dump(exclude={"image", "class_name"})}
-
-
-def _progress(done: int, of: int) -> None:
-    if of > done or done > 512:
-        output.note(f"{done} of {of} images")
 
 
 def calibrate(

@@ -19,6 +19,7 @@ EXPLAINED = {
     "accountant": "pld (tighter) or rdp.",
     "set_": "Changes one key of the recipe.",
     "data_root": "Where the data lies; for named data sets default: $SFUMATO_DATA.",
+    "seeds": "One run for each, its seed public, so not private: 0,1,2 or a range, 0-4.",
     "device": "auto, cpu, cuda ...",
     "max_lost": "The share of the planned updates that crashes may cost the model; they count for epsilon.",
     "trust": "Lets a file name this module for its model's code; may be repeated.",
@@ -40,10 +41,11 @@ def _without_cache(context: typer.Context, asked: bool) -> bool:
     return asked
 
 
+MOST_SEEDS = 1000
+
 Set = Annotated[list[str] | None, typer.Option(metavar="SECTION.KEY=VALUE")]
 Trust = Annotated[list[str] | None, typer.Option(metavar="PACKAGE.MODULE")]
 Share = Annotated[float, typer.Option(min=0, max=1)]
-Runs = Annotated[int | None, typer.Option(min=1)]
 Workers = Annotated[int, typer.Option(min=1, max=1024)]
 NoCache = Annotated[bool, typer.Option(callback=_without_cache)]
 
@@ -71,10 +73,21 @@ def add(app: typer.Typer, *commands: Callable[..., Any]) -> None:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Whole numbers with commas between them, or from one to another: 0,1,2 or 0..2."""
-    if not re.fullmatch(r"\d{1,18}(\.\.\d{1,18})?(,\d{1,18}(\.\.\d{1,18})?)*", text):
-        raise InputError(
-            f"--seeds takes whole numbers with commas between them, such as 0,1,2 or 0..2, not {text[:40]!r}."
-        )
-    ends = [part.split("..") for part in text.split(",")]
-    return [seed for each in ends for seed in range(int(each[0]), int(each[-1]) + 1)]
+    """Whole numbers and ranges with commas between them: 0,1,2 or 0-4 (or 0..4), each seed once."""
+    seeds: list[int] = []
+    if re.fullmatch(r"\d{1,18}((\.\.|-)\d{1,18})?(,\d{1,18}((\.\.|-)\d{1,18})?)*", text):
+        ends = [re.split(r"\.\.|-", part) for part in text.split(",")]
+        seeds = [seed for each in ends for seed in range(int(each[0]), int(each[-1]) + 1)[:MOST_SEEDS]]
+    if not seeds or len(set(seeds)) != len(seeds) or len(seeds) >= MOST_SEEDS:
+        what = f"fewer than {MOST_SEEDS} whole numbers and ranges such as 0,1,2 or 0-4, each seed once"
+        raise InputError(f"--seeds takes {what}, not {text[:40]!r}: equal seeds give equal runs.")
+    return seeds
+
+
+def runs_of_a_cell(text: str | None, paired: bool) -> tuple[int | None, bool]:
+    """How many runs --seeds asks for in a sweep, where a number alone is how many, and whether they are paired."""
+    if text is None or re.fullmatch(r"\d{1,18}", text):
+        return None if text is None else int(text), paired
+    if (seeds := parse_seeds(text)) != list(range(len(seeds))):
+        raise InputError(f"--seeds {text[:40]}: a cell's seeds begin at 0. Give a range such as 0-4, or how many runs.")
+    return len(seeds), True

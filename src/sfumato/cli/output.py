@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sfumato.accounting.formats import note, plain
+from sfumato.accounting.formats import note, per_cent, plain
 
 if TYPE_CHECKING:
     from sfumato.json_record import Record
@@ -37,16 +37,6 @@ def say(text: str) -> None:
 def warn(text: str) -> None:
     """One line that the user should read, on stderr."""
     note(f"warning: {text}")
-
-
-def per_cent(fraction: float | None) -> str:
-    """A fraction as per cent, or a dash."""
-    return "-" if fraction is None else f"{100 * fraction:.2f} %"
-
-
-def share(fraction: float | None, interval: Sequence[float | None] | None) -> str:
-    """A fraction as per cent with its interval, or a dash where there is none."""
-    return "-" if interval is None else f"{per_cent(fraction)} ({' to '.join(map(per_cent, interval))})"
 
 
 def print_augtest(views: int, vote: float | None, mean: float | None) -> None:

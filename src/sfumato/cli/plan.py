@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sfumato.accounting import formats
+from sfumato.accounting.attacker import Attacker
 from sfumato.accounting.mechanism import Accountant
 from sfumato.cli import output
 from sfumato.errors import InputError, refusing
 from sfumato.json_record import pick
+from sfumato.reporting.wording import of_attacker, who_guesses
 
 if TYPE_CHECKING:
     from sfumato.scaling.equal_noise import Price
@@ -208,19 +210,6 @@ def _facts(beside: _OfRecipe, found: "Plan", recipe: str | None) -> dict[str, An
     return {**facts, "private": why_not is None, "why_not_private": why_not, "attacker": told}
 
 
-def _attacker(found: dict[str, Any] | None) -> list[tuple[str, str]]:
-    if found is None:
-        return []
-    right, at_1, at_01 = (
-        formats.per_cent_at_most(found[key])
-        for key in ("accuracy", "true_positives_at_1_percent", "true_positives_at_0_1_percent")
-    )
-    text = f"right at most {right} at even odds; finds at most {at_1} at 1 % false alarms, {at_01} at 0.1 %"
-    candidates = found["candidates"]
-    chance = f"at most {formats.chance_at_most(found['singled_out'])}, where a blind guess is 1 in {candidates:,}"
-    return [("an attacker", text), ("singling one out", chance)]
-
-
 def _beside(facts: dict[str, Any]) -> list[tuple[str, str]]:
     if facts["images_per_person"] is not None:
         key = "epsilon_image" if facts["private"] else "epsilon_image_if_private"
@@ -238,14 +227,17 @@ def _show(facts: dict[str, Any]) -> None:
         "-" if by != "epsilon" and shown[by] is None else formats.epsilon_text(shown[by])
         for by in ("epsilon", "epsilon_rdp", "epsilon_pld")
     )
-    rows = [] if facts["private"] else [("not private", facts["why_not_private"])]
+    rows, attackers = [] if facts["private"] else [("not private", facts["why_not_private"])], []
+    if facts["attacker"] is not None:
+        told, of_persons = Attacker(**facts["attacker"]), facts["images_per_person"] is not None
+        attackers = [("an attacker", who_guesses(told, of_persons=of_persons)), ("in detail", of_attacker(told))]
     rows += [
         (
             "epsilon" if facts["private"] else "if it were: epsilon",
             f"{epsilon} at delta {formats.delta_text(facts['delta'])} ({facts['accountant']})",
         ),
         ("by RDP / PLD", f"{by_rdp} / {by_pld}"),
-        *_attacker(facts["attacker"]),
+        *attackers,
         *_beside(facts),
         ("noise multiplier", f"{facts['noise_multiplier']:.4g}"),
         (

@@ -50,7 +50,7 @@ def search(
         paid: Trials are private runs within one budget; the best is the product. Needs --data or --score-noise.
         score_noise: With --paid, instead of --data: noise on the private images judged right.
         batch_size: B of the simulations; default: a 64th of the recipe's, at least 16.
-        seeds: Comma-separated; each trial is one run for each; default: 0,1,2.
+        seeds: Each trial is one run for each, its seed public: 0,1,2 or a range, 0-4; default: 0-2.
         data: Search on this public data set instead, or score --paid trials on it.
         storage: sqlite:///FILE or postgresql://...; default: a file in --output.
         worker: Help with a search that may run elsewhere, too; needs --storage.
@@ -65,7 +65,7 @@ def search(
     from sfumato.searching.private import private_search
     from sfumato.searching.search import search_by
 
-    given |= {"sampler": sampler or "greedy", "seeds": options.parse_seeds(seeds or "0,1,2")}
+    given |= {"sampler": sampler or "greedy", "seeds": options.parse_seeds(seeds or "0-2")}
     given |= {"space": space, "data": data, "score_noise": score_noise, "data_root": data_root, "device": device}
     folder = output_ or Path("runs") / f"{name.replace('/', '-')}-{'paid-search' if paid else 'search'}"
     wanted = SearchOptions(parsed, trials, folder, name=name, trust=trusted, report=output.note, **given)

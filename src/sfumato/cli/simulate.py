@@ -26,7 +26,6 @@ def simulate(
 
     Args:
         batch_size: B of the simulation; at most the recipe's own.
-        seeds: Comma-separated; one run for each.
         output_: Holds a run folder for each seed; default: runs/<recipe>-<time>.
     """
     name, parsed, trusted = asked(recipe, {"target_epsilon": epsilon, "delta": delta}, set_, data_root, trust)

@@ -23,7 +23,7 @@ def sweep(
     *,
     grid: Annotated[list[str] | None, typer.Option(metavar="SECTION.KEY=V1,V2")] = None,
     cells: Path | None = None,
-    seeds: options.Runs = None,
+    seeds: str | None = None,
     paired: bool = False,
     workers: options.Workers = 1,
     epsilon: float | None = None,
@@ -40,7 +40,7 @@ def sweep(
     Args:
         grid: Values of one key; may be repeated.
         cells: TOML file of whole settings to try: a [[cell]] table for each.
-        seeds: Runs of each cell.
+        seeds: How many runs each cell has; or their public seeds from 0 on, 0-4, as --paired gives them.
         output_: Default: runs/<recipe>-sweep; the same again goes on.
     """
     name, parsed, trusted = asked(recipe, {"target_epsilon": epsilon, "delta": delta}, set_, data_root, trust)
@@ -49,8 +49,9 @@ def sweep(
     from sfumato.studies.plan import SweepOptions
     from sfumato.studies.sweep import sweep_by
 
+    runs, paired = options.runs_of_a_cell(seeds, paired)
     how: dict[str, Any] = {"paired": paired, "workers": workers, "data_root": data_root, "device": device}
-    how |= {"seeds": 1 if seeds is None else seeds, "name": name, "trust": trusted}
+    how |= {"seeds": 1 if runs is None else runs, "name": name, "trust": trusted}
     folder = output_ or Path("runs") / f"{name.replace('/', '-')}-sweep"
     listed = [] if cells is None else read_cells(cells)
     wanted = SweepOptions(parsed, parse_grid(grid or []), listed, output=folder, **how)
@@ -109,7 +110,7 @@ def run(
     *,
     scale: Literal["full", "small"] = "full",
     train: bool = False,
-    seeds: options.Runs = None,
+    seeds: str | None = None,
     paired: bool = False,
     workers: options.Workers = 1,
     output_: Path | None = None,
@@ -125,17 +126,18 @@ def run(
         name: Of a figure (`sfumato figures list`), or the path of a TOML file.
         scale: small: the same question in minutes on two cores; or full.
         train: Trains the full size; without it, that is planned with its cost.
-        seeds: Runs of each cell.
+        seeds: How many runs each cell has; or their public seeds from 0 on, 0-4, as --paired gives them.
         output_: Default: runs/<figure>-<scale>; the same again goes on.
     """
     from sfumato.studies import figures
 
     figure = figures.read_figure(name)
     study = figures.study_of(name, figure, scale)
-    planned = figures.plan_figure(study, seeds=seeds, paired=paired)
+    runs, paired = options.runs_of_a_cell(seeds, paired)
+    planned = figures.plan_figure(study, seeds=runs, paired=paired)
     facts: dict[str, Any] = {"figure": name, "scale": scale, "caption": figure.caption, "not_stated": figure.not_stated}
     facts |= {"assumed": study.assumed, "needs": study.needs, "paper": figure.paper, "tuned": study.tuned}
-    facts["cost"] = vars(figures.cost_at_most(study, planned, seeds))
+    facts["cost"] = vars(figures.cost_at_most(study, planned, runs))
     if scale == "full" and not train:
         keys = ("noise_multiplier", "batch_size", "num_steps")
         plans = [
@@ -145,7 +147,7 @@ def run(
         output.answer({**facts, "trained": False, "planned": plans}, json_, _show_plan)
         return
     how: dict[str, Any] = {"paired": paired, "workers": workers, "data_root": data_root, "device": device}
-    how |= {"seeds": study.seeds if seeds is None else seeds, "name": f"{name} ({scale})"}
+    how |= {"seeds": study.seeds if runs is None else runs, "name": f"{name} ({scale})"}
     folder = output_ or Path("runs") / f"{name.replace('/', '-')}-{scale}"
     wanted = figures.options_of(study, output=folder, **how)
     with output.interruptible():

@@ -12,6 +12,7 @@ from sfumato.accounting import formats
 from sfumato.accounting.mechanism import Accountant
 from sfumato.cli import options, output
 from sfumato.errors import InputError
+from sfumato.reporting.wording import who_guesses
 from sfumato.run_folder.ledger import MOST_LOST
 
 if TYPE_CHECKING:
@@ -54,7 +55,6 @@ def train(
         dry_run: Shows every choice, epsilon and the time to expect; trains nothing.
         resume_: Goes on with the run in --output, or begins it; without: the newest.
         repeat_: So many private runs, whose epsilons add up; the same goes on.
-        seeds: One run for each, such as 0..4: to compare, not private.
     """
     if epsilon is not None and epsilon_per_person is not None:
         raise InputError("--epsilon is for each image, --epsilon-per-person for each person. Give one of them.")
@@ -232,6 +232,7 @@ def _show_plan(
         "recipe": plan.recipe.model_dump(mode="json", exclude_none=True),
         "choices": [vars(choice) for choice in plan.choices],
         "warnings": plan.warnings,
+        "tip": plan.tip,
     }
     if json_:
         output.print_json(facts)
@@ -241,6 +242,8 @@ def _show_plan(
         output.say(line)
     for warning in plan.warnings:
         output.warn(warning)
+    if plan.tip is not None and not any(plan.tip in warning for warning in plan.warnings):
+        output.note(f"tip: {plan.tip}")
     if plan.private:
         _show_guarantee(claimed)
     else:
@@ -266,11 +269,7 @@ def _show_guarantee(guarantee: "Guarantee") -> None:
         of_person, images = formats.epsilon_text(guarantee.epsilon_person), guarantee.max_images_per_person
         output.say(f"epsilon {of_person} for all of up to {images} images of one person")
     if guarantee.attacker is not None:
-        whose = "one person" if guarantee.of_persons else "one image"
-        output.say(
-            f"who has to say whether {whose} took part, at even odds, is right at most "
-            f"{formats.per_cent_at_most(guarantee.attacker.accuracy)} of the time"
-        )
+        output.say(who_guesses(guarantee.attacker, of_persons=guarantee.of_persons))
 
 
 def show_result(result: "Result", trust: list[str]) -> None:

@@ -361,6 +361,8 @@ class RunConfig(Section):
 
     seed: Annotated[int, Field(ge=0)] | None = None
     """For tests and simulations: all randomness from a public seed, hence not private."""
+    issuer: Annotated[str | None, MayChange()] = None
+    """Who answers for the model, in any words: the report and the recipe publish it."""
     log: Annotated[Literal["csv", "tensorboard"] | list[Literal["csv", "tensorboard"]] | None, MayChange()] = None
     """What is written while the run trains, of what metrics.jsonl says: "csv" (metrics.csv),
     "tensorboard" (the folder tensorboard), or a list of both.

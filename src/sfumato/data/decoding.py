@@ -31,6 +31,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
+from sfumato.accounting import formats
 from sfumato.data import store
 from sfumato.data.images import ImageSet, Scale
 from sfumato.data.listing import ImageFile
@@ -193,6 +194,7 @@ def _from_store(slot: Path, settings: dict[str, Any], files: Sequence[ImageFile]
         missing = int((sources[new.num_filled :] < 0).sum())
         report(f"decoding {missing} of {len(files)} images to {size} x {size} pixels")
         last, done = time.monotonic(), 0
+        started = last
         for start in range(new.num_filled, len(files), _PART):
             source = sources[start : start + _PART]
             decoded, copied = np.flatnonzero(source < 0).tolist(), np.flatnonzero(source >= 0).tolist()
@@ -208,7 +210,7 @@ def _from_store(slot: Path, settings: dict[str, Any], files: Sequence[ImageFile]
             done += len(decoded)
             if time.monotonic() - last > _PROGRESS_SECONDS:
                 last = time.monotonic()
-                report(f"decoded {done} of {missing} images")
+                report(formats.progress("decoding images", done, missing, last - started))
 
     folder, was_there = store.made(slot, {**settings, "files": store.digest(entries)}, fill, report)
     if was_there:

@@ -1,6 +1,7 @@
 """Scoring a trained model on its held-out images, or on a folder of others."""
 
 import dataclasses
+import datetime
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from sfumato.config import Recipe
 from sfumato.data import loading, tables
 from sfumato.data.archives import part_of
 from sfumato.data.folders import labelled_images
@@ -19,10 +21,8 @@ from sfumato.evaluation import calibration
 from sfumato.evaluation.augtest import augtest
 from sfumato.evaluation.calibration import Calibration
 from sfumato.evaluation.evaluators import (
-    Decision,
     Evaluator,
     Group,
-    Intervals,
     Outcome,
     Reliability,
     auroc_of_each,
@@ -35,8 +35,8 @@ from sfumato.evaluation.evaluators import (
 )
 from sfumato.evaluation.scores import evaluation_finding, predict_logits, score
 from sfumato.evaluation.trained import Trained, load
-from sfumato.json_record import Record
 from sfumato.run_folder.files import DATA_ROOT_FILE, read_place, refuse_drawing, write_json
+from sfumato.run_folder.tested import EVALUATION_FILE, Tested
 
 Report = Callable[[str], None]
 
@@ -44,36 +44,22 @@ FORMATS = (".svg", ".png", ".pdf")
 _MOST_GROUPS = 100
 
 
-class Evaluation(Record):
-    """How good a run's averaged weights are on its held-out images. Not private; see
+class Evaluation(Tested):
+    """How good a run's averaged weights are on its held-out images, or on a folder of others. Not private; see
     `sfumato.run_folder.record.Result`.
     """
 
     run: str
     held_out: Literal["test", "valid", "folder"]
-    num_images: int
-    classes: list[str]
-    accuracy: float
     accuracy_top5: float | None
-    balanced_accuracy: float
-    per_class: list[float | None]
-    auroc: float | None
-    majority_rate: float
-    confusion: list[list[int]]
-    """Images of each class (row) that were taken for each class (column)."""
     calibration_error: float | None
     reliability: list[Reliability] | None
     """How often what was named is right, by how probable it was called."""
-    calibration: Calibration | None
-    """How probabilities and decisions came of the outputs; None: as they are, not calibrated."""
-    decision: Decision | None = None
-    """Of two classes."""
     auroc_per_class: list[float | None]
     """Each class against the rest."""
     specificity: float
     sensitivity_per_class: list[float | None]
     """Of each class against the rest, at that specificity."""
-    intervals: Intervals
     class_gap: float
     """Accuracy of the best class less that of the worst."""
     by: str | None
@@ -97,6 +83,7 @@ def evaluate(
     specificity: float = 0.95,
     prevalence: float | None = None,
     by: str | None = None,
+    publish: bool = False,
     evaluators: Sequence[Evaluator] = (),
     trust: Collection[str] = (),
     report: Report = lambda text: None,
@@ -114,12 +101,14 @@ def evaluate(
         prevalence: Share of positive images where the model will be used, for the predictive values
             of two classes; None: as among these images.
         by: A column of that folder's table: accuracies are also told for each of its values.
+        publish: Also writes evaluation.json into the run folder: what its report tells of this test set (`Tested`).
         evaluators: Your own (`sfumato.evaluation.evaluators`): what they yield stands under `more`.
         trust: Modules that may be imported for the model, each by its full name.
         report: Is told what the user should know.
 
     Raises:
-        InputError: If the run or its images are not there, or are others.
+        InputError: If the run or its images are not there, or are others; with `publish`, also where the guarantee
+            covers them.
     """
     for name, share in (("specificity", specificity), ("prevalence", prevalence)):
         if share is not None and not 0 <= share <= 1:
@@ -128,7 +117,9 @@ def evaluate(
         raise InputError("groups are told for a folder of images with a table. Name the folder, or leave --by out.")
     folder = Path(run)
     trained = load(folder, trust)
-    if (reason := _trained_on(folder_of_images, folder, trained.recipe.data.split)) is not None:
+    if (reason := _trained_on(folder_of_images, folder, trained.recipe)) is not None:
+        if publish:
+            raise InputError(reason)
         report(f"warning: {reason}")
     held_out, held_out_name, names = _held_out(folder_of_images, trained, folder, data_root, report)
     if trained.calibration is not None and trained.calibration.num_images == (count := len(held_out)):
@@ -148,10 +139,13 @@ def evaluate(
     together = augtest(trained.model, held_out, views, num_views, decide, trained.calibration, trained.classes)
     if test_views and not together.views:
         report("no test with views: this run was trained without augmentation")
-    return Evaluation(
+    found = Evaluation(
         run=str(folder),
         held_out=held_out_name,
+        test_set=f"held out: {held_out_name}" if folder_of_images is None else Path(folder_of_images).resolve().name,
+        evaluated_on=datetime.datetime.now(datetime.UTC).date().isoformat(),
         num_images=len(held_out),
+        num_people=None if held_out.groups is None else len(set(held_out.groups)),
         classes=list(trained.classes),
         **dataclasses.asdict(score(logits, held_out.labels, outcome.decided)),
         **dict(itertools.chain(*told)),
@@ -162,6 +156,9 @@ def evaluate(
         accuracy_augtest_mean=together.mean,
         more=dict(pair for evaluator in evaluators for pair in evaluator(outcome)),
     )
+    if publish:
+        write_json(folder / EVALUATION_FILE, found.model_dump(mode="json", include=set(Tested.model_fields)))
+    return found
 
 
 def _held_out(
@@ -209,9 +206,10 @@ def _values_of(by: str, folder_of_images: str | Path, names: Sequence[str]) -> l
     return values
 
 
-def _trained_on(folder_of_images: str | Path | None, folder: Path, split: str) -> str | None:
+def _trained_on(folder_of_images: str | Path | None, folder: Path, recipe: Recipe) -> str | None:
     """What to say where that is the folder which the owner's note says the run was trained on, one above it, or a part
-    of it that is not held out under `data.split`.
+    of it that is not held out under `data.split`, or scored trials under `privacy.score_noise`: an exact accuracy
+    would undo that noise.
     """
     noted = read_place(folder, DATA_ROOT_FILE)
     if noted is None or folder_of_images is None:
@@ -223,11 +221,12 @@ def _trained_on(folder_of_images: str | Path | None, folder: Path, split: str) -
     part = PART_MEANT.get(inside[0].casefold(), "") if inside else ""
     if images.is_file():  # a shard of a folder of archives
         part = part or part_of(images)
-    if part == "test" or (part == "valid" and split == "train"):
+    has_scored = recipe.privacy is not None and recipe.privacy.score_noise is not None
+    if part == "test" or (part == "valid" and recipe.data.split == "train" and not has_scored):
         return None
     return (
-        f"{folder_of_images} is where this run's training images lie: what a model says of these tells nothing of "
-        "new ones. Leave the folder out for the run's held-out images."
+        f"{folder_of_images} is where this run's training images lie, or images that chose it: they are protected, and "
+        "what a model says of them tells nothing of new ones. Leave the folder out for the run's held-out images."
     )
 
 
@@ -264,7 +263,7 @@ def calibrate(
     trained = load(folder, trust)
     if positive is not None and at is None:
         raise InputError("a positive class is for a threshold. Give --sensitivity or --specificity too.")
-    if (reason := _trained_on(folder_of_images, folder, trained.recipe.data.split)) is not None:
+    if (reason := _trained_on(folder_of_images, folder, trained.recipe)) is not None:
         raise InputError(reason)
     held_out, name, _ = _held_out(folder_of_images, trained, folder, data_root, report)
     logits = trained.objective.decision_logits(predict_logits(trained.model, held_out)).double()
@@ -290,6 +289,7 @@ def calibrate(
         found = calibration.fit_threshold(*answers, positive=sought, aim=aim, at=at)
         fitted = fitted.model_copy(update={"threshold": found})
     write_json(folder / calibration.CALIBRATION_FILE, fitted.as_json())
+    (folder / EVALUATION_FILE).unlink(missing_ok=True)  # of decisions that are no more
     return fitted
 
 

@@ -19,38 +19,13 @@ import torch
 from sfumato.evaluation.calibration import Calibration
 from sfumato.evaluation.scores import auroc, interval, wilson
 from sfumato.json_record import Record
+from sfumato.run_folder.tested import Decision, Intervals
 
 Evaluator = Callable[["Outcome"], Iterator[tuple[str, Any]]]
 
 BINS = 15
 """Of equal width, for the calibration error (Guo et al. 2017)."""
 _RESAMPLES, _AT_ONCE = 1000, 50
-
-
-class Intervals(Record):
-    """95 % intervals (lower, upper), for independent images; where `data.group_by` says whose each is, for independent
-    people. None of a class that does not occur.
-    """
-
-    accuracy: list[float]
-    per_class: list[list[float] | None]
-    auroc: list[float] | None
-    """Of two classes."""
-
-
-class Decision(Record):
-    """Of two classes: what decides, and how often it is right."""
-
-    positive: str
-    threshold: float
-    counts: dict[str, int]
-    sensitivity: float | None
-    sensitivity_interval: list[float] | None
-    specificity: float | None
-    specificity_interval: list[float] | None
-    prevalence: float
-    positive_predictive_value: float | None
-    negative_predictive_value: float | None
 
 
 class Group(Record):
@@ -216,8 +191,9 @@ def of_groups(outcome: Outcome, values: Sequence[str]) -> Iterator[tuple[str, An
 
 
 def decision_on_two(outcome: Outcome, prevalence: float | None = None) -> Iterator[tuple[str, Any]]:
-    """Of two classes: what decides, the four counts, and the shares that follow from them, with 95 %
-    intervals (Wilson). The positive class is the threshold's, else the second.
+    """Of two classes: what decides, the four counts, the shares that follow from them, with 95 %
+    intervals (Wilson), and the receiver operating characteristic. The positive class is the threshold's,
+    else the second.
 
     Args:
         outcome: Of two classes; of others nothing is told.
@@ -245,6 +221,16 @@ def decision_on_two(outcome: Outcome, prevalence: float | None = None) -> Iterat
         negative_predictive_value=_predictive(specificity, sensitivity, 1 - share),
     )
     yield "decision", decision
+    yield "roc", _roc(is_positive, outcome.scores(place)) if outcome.is_finite else None
+
+
+def _roc(is_positive: torch.Tensor, scores: torch.Tensor) -> list[list[float]] | None:
+    """The receiver operating characteristic, see `Tested.roc`."""
+    from sklearn.metrics import roc_curve
+
+    if is_positive.all() or not is_positive.any():
+        return None
+    return np.stack(roc_curve(is_positive.numpy(), scores.numpy())[:2], 1).tolist()
 
 
 def _boundary(calibration: Calibration | None, place: int) -> float:

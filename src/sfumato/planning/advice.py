@@ -13,6 +13,8 @@ from sfumato.errors import InputError
 from sfumato.planning.defaults import delta_default, fill_in
 from sfumato.planning.solve import Budget, budget_of
 
+MEASURED = 2_084
+"""Signals up to here were tried: more images or a larger epsilon raised accuracy (docs/defaults.md has the table)."""
 FEW_IMAGES = 1_000
 """Below, training with noise is warned about."""
 LEAST_SIGNAL = 30
@@ -27,16 +29,18 @@ def counted(privacy: PrivacyConfig) -> str:
     return "people" if privacy.person_sampling == "persons" else "training images"
 
 
-def warnings_of_signal(mechanism: Mechanism, asked: Recipe, facts: Facts) -> list[str]:
-    """What to say where noise leaves little to learn, in numbers that would help, which are tried."""
+def advice_of_signal(mechanism: Mechanism, asked: Recipe, facts: Facts) -> tuple[list[str], str | None]:
+    """Warnings where noise leaves little to learn, with what would help; and that alone, in numbers that are tried, or
+    by measured tables. None: nothing is known to.
+    """
     privacy, n, signal = asked.privacy, mechanism.num_examples, _signal(mechanism)
     assert privacy is not None
     needed, units = LEAST_SIGNAL * (facts.num_classes - 1), counted(privacy)
+    helps, text = [], None
     if signal >= needed and n >= FEW_IMAGES:
-        return []
-    helps = []
-    if signal >= needed:
-        helps = [f"{FEW_IMAGES} or more", "a larger epsilon"]
+        helps = ["more images", "a larger epsilon"] if signal < MEASURED else []
+    elif signal >= needed:
+        helps = [f"{FEW_IMAGES} or more {units}", "a larger epsilon"]
         text = f"{n} {units} are few for training with noise: expect a weak classifier"
     else:
         text = f"the noise drowns what {n} {units} teach: expect a classifier hardly better than chance"
@@ -56,9 +60,12 @@ def warnings_of_signal(mechanism: Mechanism, asked: Recipe, facts: Facts) -> lis
         helps += [] if images is None else [f"{math.ceil(images)} {units}"]
         helps += [] if target is None else [f"an epsilon of {formats.epsilon_text(target)}"]
         helps = helps or ["a larger batch, more updates or less noise"]
-    if not asked.model.init_from:
+    if text is not None and not asked.model.init_from:
         helps.append("a network that others trained (model.name = efficientnet_lite0)")
-    return [f"{text}. What would help: {'; or '.join(helps)}."]
+    if not helps:
+        return [], None
+    tip = f"What would help: {'; or '.join(helps)}. docs/defaults.md has accuracies by signal: here {signal:,.0f}."
+    return ([] if text is None else [f"{text}. {tip}"]), tip
 
 
 def _reaches(recipe: Recipe, facts: Facts, signal: float) -> bool:

@@ -25,7 +25,7 @@ RELATION_OF_PERSONS = (
     "public (the same epsilon as adding or removing one person)"
 )
 _DECLARED = "declared, not checked"
-_ENFORCED = "as data.group_by states; of each group's training images no more than the limit were used"
+_ENFORCED = "as the owner states; of each group's training images no more than the limit were used"
 
 
 class Guarantee(Record):

@@ -12,7 +12,7 @@ from sfumato.accounting.selection import Selection
 from sfumato.config import FilledRecipe, Recipe, ResolvedRecipe, parse_resolved
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
-from sfumato.planning.advice import warnings_of_delta, warnings_of_signal
+from sfumato.planning.advice import advice_of_signal, warnings_of_delta
 from sfumato.planning.defaults import Choice, fill_in
 from sfumato.planning.solve import Budget, budget_of, selection_of, solve
 
@@ -39,6 +39,7 @@ class Plan:
         why_not_private: Why the run cannot carry a certificate; None: it can.
         choices: What was filled in, and why.
         warnings: Lines the user should read.
+        tip: What would raise accuracy, from public numbers alone; None: nothing is known to.
     """
 
     recipe: ResolvedRecipe
@@ -46,6 +47,7 @@ class Plan:
     why_not_private: str | None
     choices: list[Choice] = dataclasses.field(default_factory=list)
     warnings: list[str] = dataclasses.field(default_factory=list)
+    tip: str | None = None
 
     @property
     def private(self) -> bool:
@@ -109,7 +111,8 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
                 "the noise or the target for more."
             )
             mechanism = cut
-    warnings += warnings_of_signal(mechanism, asked, facts)
+    few, tip = advice_of_signal(mechanism, asked, facts)
+    warnings += few
     mechanism = mechanism.replace(sampling=filled.privacy.sampling)
     values: dict[str, Any] = filled.model_dump()
     values["privacy"]["noise_multiplier"] = mechanism.noise_multiplier
@@ -119,7 +122,7 @@ def resolve(recipe: Recipe, facts: Facts, *, cut_to_target: bool = True) -> Plan
     if reason is None:
         refuse_beyond_reach(mechanism, budget.delta)
     _refuse_canaries_without_claim(resolved, reason)
-    return Plan(resolved, mechanism, reason, choices, warnings)
+    return Plan(resolved, mechanism, reason, choices, warnings, tip)
 
 
 def _with_canaries(recipe: Recipe, facts: Facts) -> Facts:
@@ -320,7 +323,7 @@ def why_not_private(recipe: Recipe, mechanism: Mechanism) -> str | None:
     if recipe.run.seed is not None:
         return "its randomness comes from a public seed, so anyone can subtract the noise"
     if mechanism.noise_multiplier == 0:
-        return "noise_multiplier is 0: no noise was added"
+        return "its noise is zero: no noise was added"
     if mechanism.sampling == "shuffled":
         return (
             "its batches are shuffled, not Poisson-sampled, so the epsilon of Poisson sampling is not a guarantee for "

@@ -32,8 +32,7 @@ def attack_section(certificate: Certificate) -> list[Html]:
     curves = [("at most, by the mechanism", rates, most)]
     drawing = rates_chart(LEAST, curves, "What an attacker gains", described, "attack")
     caption = (
-        f"Whatever test somebody uses to tell whether one {who} took part, its rates lie on the curve or below. On the "
-        "dashed line lies who guesses. Both axes are logarithmic: at the left are attackers who are seldom wrong."
+        f"No test of whether one {who} took part lies above the curve; the dashed line is guessing. Logarithmic axes."
     )
     return [section("What an attacker gains", figure(drawing, caption))]
 
@@ -109,11 +108,10 @@ def _how(claim: OneRunClaim) -> str:
         f"{formats.count(claim.num_canaries)} canaries, made-up images of noise with labels at random, stood among the "
         f"training images; a fair coin decided for each whether it took part. From the released weights alone the "
         f"attacker guessed {formats.count(claim.num_guesses)} of these coins, and {formats.count(claim.num_right)} "
-        f"guesses were right. At confidence {formats.per_cent(claim.confidence)} and delta "
-        f"{formats.delta_text(claim.delta)} this is what they show of epsilon ({claim.bound}). An attacker who is "
-        f"never wrong would have shown {lower_epsilon_text(claim.perfect)}. An attack can refute a claim, never "
-        "prove one. This section depends on the released weights, on canaries that everybody can make and on their "
-        "coins; on the training images in no other way."
+        f"guesses were right: at confidence {formats.per_cent(claim.confidence)} and delta "
+        f"{formats.delta_text(claim.delta)} that shows this epsilon ({claim.bound}). An attacker who is never wrong "
+        f"would have shown {lower_epsilon_text(claim.perfect)}. An attack can refute a claim, never prove one. This "
+        "section depends on training images through the released weights alone."
     )
 
 

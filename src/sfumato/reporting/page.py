@@ -21,9 +21,11 @@ from sfumato.reporting.html import (
     tiles,
     whole_page,
 )
+from sfumato.reporting.tested import tested_section
 from sfumato.run_folder import record
 from sfumato.run_folder.files import write_atomically
 from sfumato.run_folder.record import CalibrationFacts, Certificate, Metrics, Result
+from sfumato.run_folder.tested import EVALUATION_FILE, Tested
 
 MOST_ROWS = 25
 MANY_CLASSES = 12
@@ -40,6 +42,7 @@ class Recorded:
         metrics: By step.
         recipe: recipe.toml as nested dictionaries, without data.path.
         calibration: What its owner fitted by `sfumato calibrate`, if anything.
+        tested: What its owner had put into the report by `sfumato evaluate --report`, if anything.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Recorded:
     metrics: list[Metrics]
     recipe: dict[str, Any]
     calibration: CalibrationFacts | None = None
+    tested: Tested | None = None
 
     @property
     def classes(self) -> list[str]:
@@ -64,23 +68,26 @@ def read_run(folder: Path) -> Recorded:
     recipe = config.read(folder / "recipe.toml")
     config.parse(recipe)  # a file that is no recipe is not shown
     recipe["data"].pop("path", None)  # nor where the images lie, whoever wrote that there
-    has_result = (folder / record.RESULT_FILE).exists()
+
+    def read_if_there(name: str, kind: type[record.Kind]) -> record.Kind | None:
+        return record.read(folder / name, kind) if (folder / name).exists() else None
+
     return Recorded(
         name=folder.resolve().name,
         certificate=record.read(folder / record.CERTIFICATE_FILE, Certificate),
-        result=record.read(folder / record.RESULT_FILE, Result) if has_result else None,
+        result=read_if_there(record.RESULT_FILE, Result),
         metrics=sorted(record.read_lines(folder / record.METRICS_FILE, Metrics), key=lambda line: line.step),
         recipe=recipe,
-        calibration=record.read(path, CalibrationFacts)
-        if (path := folder / record.CALIBRATION_FILE).exists()
-        else None,
+        calibration=read_if_there(record.CALIBRATION_FILE, CalibrationFacts),
+        tested=read_if_there(EVALUATION_FILE, Tested),
     )
 
 
 def write_report(folder: Path | str) -> Path:
     """Writes ``report.html`` into a run folder, finished or not.
 
-    It shows the public files alone: privacy.json, result.json, metrics.jsonl, recipe.toml.
+    It shows the public files alone: privacy.json, result.json, metrics.jsonl, recipe.toml, calibration.json and
+    evaluation.json.
     Running times stand in none of its sections: no guarantee covers them.
 
     Args:
@@ -108,6 +115,7 @@ def render(run: Recorded) -> str:
         _not_covered(run.certificate),
         _accuracy(run),
         *_decision(run),
+        *([] if run.tested is None else [tested_section(run.tested)]),
         _curves(run),
         _per_class(run),
         _recipe(run),
@@ -124,8 +132,18 @@ def _header(run: Recorded) -> Html:
         f"An image classifier ({model}){classes}, "
         f"trained on {formats.count(run.certificate.public_inputs.num_examples)} images {how}."
     )
-    unfinished = "This run is unfinished: there is no final model yet, and accuracies are those so far."
-    return header("Sfumato report", run.name, lead, *([] if run.result else [paragraph(unfinished, "unfinished")]))
+    result, tested, certificate = run.result, run.tested, run.certificate
+    reached = "This run is unfinished: there is no final model yet, and accuracies are those so far."
+    if result is not None:
+        shown = formats.share(result.accuracy, result.accuracy_interval)
+        reached = f"Accuracy on held-out images: {shown}. Intervals are at 95 %."
+    if tested is not None:
+        of_test = formats.share(tested.accuracy, tested.intervals.accuracy)
+        reached = f"Accuracy on the test set {tested.test_set!r}: {of_test}. {reached}"
+    made = {"Issued by": run.recipe.get("run", {}).get("issuer"), "Trained with": certificate.software}
+    made["Training ended on"] = certificate.finished_on
+    facts = [lead, *(f"{what} {value}." for what, value in made.items() if value)]
+    return header("Sfumato report", run.name, reached, paragraph(" ".join(facts), "lead"))
 
 
 def _certificate(certificate: Certificate) -> Html:
@@ -154,14 +172,13 @@ def _accuracy(run: Recorded) -> Html:
         "accuracy" + (f" ({low} to {high}, 95 %)" if result.accuracy_interval else ""): result.accuracy,
         "balanced accuracy": result.balanced_accuracy,
         "always the most frequent class": result.majority_rate,
-        "among the first five": result.accuracy_top5,
-        "AUROC": result.auroc,
-        "accuracy of the last weights": result.accuracy_last,
+        "among the first five guesses": result.accuracy_top5,
+        "AUROC (1: perfect, 0.5: guessing)": result.auroc,
+        "accuracy of the last weights, which are not kept": result.accuracy_last,
     }
     text = (
-        f"Measured on the held-out images ({result.held_out}) that could be read, with the averaged weights, which "
-        "are the ones kept. Balanced accuracy is the mean over the classes, each counting the "
-        "same. These numbers are not private with respect to the held-out images."
+        f"Measured on the held-out images ({result.held_out}) that could be read, with the averaged weights, which are "
+        "kept. Balanced accuracy is the mean over the classes. None of it is private for the held-out images."
     )
     if result.test_views:
         shown[f"majority of {result.test_views} views"] = result.accuracy_augtest_vote
@@ -171,7 +188,7 @@ def _accuracy(run: Recorded) -> Html:
             "results are compared by the plain accuracy."
         )
     known = [(name, value) for name, value in shown.items() if value is not None]
-    each = ((f"{value:.4f}" if name == "AUROC" else formats.per_cent(value), name) for name, value in known)
+    each = ((f"{value:.4f}" if name.startswith("AUROC") else formats.per_cent(value), name) for name, value in known)
     parts = [tiles(*each), paragraph(text)]
     if result.accuracy <= result.majority_rate:
         parts.append(paragraph("The classifier is no better than always naming the most frequent class.", "remark"))
@@ -187,15 +204,13 @@ def _decision(run: Recorded) -> list[Html]:
     shifted = "" if fitted.shifts is None else ", and shifted for each class"
     texts = [
         f"After training, probabilities were calibrated on {formats.count(fitted.num_images)} {where}: outputs are "
-        f"divided by {formats.quantity(fitted.temperature)}{shifted}. This is not private with respect to those "
-        "images. Accuracies on this page are of decisions before it; `sfumato evaluate` tells of those after it."
+        f"divided by {formats.quantity(fitted.temperature)}{shifted}. This is not private for those images. "
+        "Accuracies on held-out images are of decisions without it, those on a test set of decisions with it."
     ]
     if (threshold := fitted.threshold) is not None:
-        finds = threshold.aim == "sensitivity"
-        aim, of = ("find", f"images of {threshold.positive}") if finds else ("leave alone", "other images")
         texts.append(
             f"{threshold.positive} is named from a probability of {formats.per_cent(threshold.probability)} on, "
-            f"chosen to {aim} at least {formats.per_cent(threshold.at)} of the {of} among them."
+            f"chosen for a {threshold.aim} of at least {formats.per_cent(threshold.at)} on these images."
         )
     return [section("How it decides", *map(paragraph, texts))]
 
@@ -274,7 +289,7 @@ def _described(metrics: list[Metrics], spent: list[tuple[int, float]]) -> str:
 
 
 def _per_class(run: Recorded) -> Html:
-    title, result = "Accuracy per class", run.result
+    title, result = "Accuracy per class, on held-out images", run.result
     if result is None:
         return section(title, paragraph("Known once the run has finished."))
     pairs, usual = list(zip(result.classes, result.per_class, strict=True)), result.majority_rate

@@ -18,43 +18,39 @@ def verdict(certificate: Certificate) -> Html:
             parts.append(paragraph(_if_private(certificate), "hypothetical"))
         return element("div", *parts, class_="verdict none")
     numbers = f"ε ≤ {formats.epsilon_text(certificate.epsilon)} at δ = {formats.delta_text(certificate.delta)}"
-    held_out = (
-        f"{formats.count(certificate.public_inputs.num_held_out)} further images were held out to measure accuracy: no "
-        "guarantee is given to them."
-    )
+    num_held_out = formats.count(certificate.public_inputs.num_held_out)
+    held_out = f"{num_held_out} further images were held out to measure accuracy: no guarantee is given to them."
     parts = [paragraph(numbers, "headline"), paragraph(_person(certificate)), paragraph(held_out)]
     if certificate.status == "running":
-        counted = "The run has not finished: these numbers already count every step that is planned, so what was spent "
-        parts.append(paragraph(counted + "so far is less."))
+        parts.append(paragraph("The run has not finished: these numbers already count every step that is planned."))
     return element("div", *parts, class_="verdict")
 
 
 def _person(guarantee: Guarantee) -> str:
     """What the guarantee means for whoever is on an image."""
-    single, every_other, one = (
-        ("person among those trained on", "image of everybody else", "person")
-        if guarantee.of_persons
-        else ("image among those trained on", "other training image", "particular image")
-    )
+    single = "person" if guarantee.of_persons else "image"
     text = (
         f"The training was randomised so that its result hardly depends on any single {single}. "
-        f"Suppose someone knows every {every_other}, studies the finished model and has to "
-        f"say whether one {one} took part, where both are equally likely. A coin is "
-        "right 50 % of the time. Whatever they try and whatever else they know, they are right "
-        f"{_at_most(guarantee.attacker)}"
+        f"{who_guesses(guarantee.attacker, of_persons=guarantee.of_persons)} That holds whatever they try and whatever "
+        f"they know, all other training images included, where yes and no are equally likely."
     )
     if guarantee.of_persons:
-        text += f" This holds for {guarantee.unit}, all of them together."
+        text += f" It holds for {guarantee.unit}, all of them together."
     elif guarantee.epsilon_person is not None and guarantee.attacker_person is not None:
         who = f"a person with up to {formats.count(guarantee.max_images_per_person or 0)} images, all of them together"
-        text += f" If they ask instead about {who}, they are right {_at_most(guarantee.attacker_person)}"
+        text += f" For {who}: {who_guesses(guarantee.attacker_person, of_persons=True)}"
     return text
 
 
-def _at_most(attacker: Attacker | None) -> str:
+def who_guesses(attacker: Attacker | None, *, of_persons: bool) -> str:
+    """What an attacker is right about at most, in one sentence that stands alone."""
+    what = "images of one given person were" if of_persons else "one given image was"
     guess = 1.0 if attacker is None else attacker.accuracy
     weak = " In this worst case that is little protection." if guess > 0.99 else ""
-    return f"at most {formats.per_cent_at_most(guess)} of the time.{weak}"
+    return (
+        f"Someone who tries to tell whether {what} used for training is right at most "
+        f"{formats.per_cent_at_most(guess)} of the time; a coin toss is right 50 % of the time.{weak}"
+    )
 
 
 def _if_private(guarantee: Guarantee) -> str:
@@ -88,15 +84,14 @@ def _guarantee(certificate: Certificate) -> list[Term]:
     )
     of_persons, groups = certificate.of_persons, f"Which images belong together: {certificate.person_groups}."
     of_epsilon = (
-        f"How far one {'person' if of_persons else 'image'} can shift the probability of any result: by a factor of at "
-        "most e to the power of epsilon. Smaller is safer: 1 is strong, 3 usual, 8 weak. "
+        f"One {'person' if of_persons else 'image'} shifts the probability of any result by a factor of at most "
+        f"e^epsilon = {formats.factor_text(certificate.epsilon)}. Epsilon 1 is strong, 3 usual, 8 weak. "
         f"Accountant: {certificate.accountant.upper()}. By PLD {by_pld}, by RDP {by_rdp}; each is an upper bound. "
         f"{certificate.accountant_note or ''}"
     )
     of_delta = (
-        f"What that factor does not cover: at most {formats.one_in(certificate.delta)} may be added to any "
-        f"probability. It should be well below one in {formats.count(certificate.num_examples)}, the number of "
-        f"{_drawn(certificate)}."
+        f"What that factor does not cover: at most {formats.one_in(certificate.delta)} is added to any probability. It "
+        f"should be well below one in {formats.count(certificate.num_examples)}, the number of {_drawn(certificate)}."
     )
     of_unit = "The guarantee is for each single image. It weakens for someone who is on several of them."
     if of_persons:
@@ -116,21 +111,19 @@ def _guarantee(certificate: Certificate) -> list[Term]:
     told = {"Attacker": certificate.attacker, "Attacker, of a person": certificate.attacker_person}
     for name, attacker in list(told.items())[: 1 if of_persons else 2]:
         if attacker is not None:
-            rows.append((name, f"right at most {formats.per_cent_at_most(attacker.accuracy)}", _of_attacker(attacker)))
+            rows.append((name, f"right at most {formats.per_cent_at_most(attacker.accuracy)}", of_attacker(attacker)))
     return rows
 
 
-def _of_attacker(attacker: Attacker) -> str:
+def of_attacker(attacker: Attacker) -> str:
+    """Of one who is seldom wrong, and of one who names one of many."""
     candidates = formats.count(attacker.candidates)
-    how = "From several pairs of epsilon and delta: the mechanism's own trade-off is not computed here."
-    if attacker.source == "pld":
-        how = "From the mechanism's own trade-off between the two errors (PLD)."
     return (
-        "Of guesses at even odds. Who accepts false alarms for 1 % of those that took no part recognises at most "
-        f"{formats.per_cent_at_most(attacker.true_positives_at_1_percent)} of those that did; with 0.1 %, at most "
-        f"{formats.per_cent_at_most(attacker.true_positives_at_0_1_percent)}. Who has {candidates} candidates, of "
-        "which one took part, names that one with a chance of at most "
-        f"{formats.chance_at_most(attacker.singled_out)}; a blind guess has 1 in {candidates}. {how}"
+        "Where used and not used are equally likely. An attacker who wrongly suspects 1 % of those that were not used "
+        f"recognises at most {formats.per_cent_at_most(attacker.true_positives_at_1_percent)} of those that were; one "
+        f"who wrongly suspects 0.1 %, at most {formats.per_cent_at_most(attacker.true_positives_at_0_1_percent)}. "
+        f"Picking the one that was used among {candidates} candidates succeeds with a chance of at most "
+        f"{formats.chance_at_most(attacker.singled_out)}; a blind pick has 1 in {candidates}."
     )
 
 
@@ -140,8 +133,7 @@ def _mechanism(certificate: Certificate) -> list[Term]:
         ("person", " A person's is the mean over their images.") if certificate.drawn == "people" else ("image", "")
     )
     sampling = (
-        f"Batches of {batch} of the {examples} training images in shuffled order. No epsilon of Poisson sampling holds "
-        "for them."
+        f"Batches of {batch} of {examples} training images, shuffled: no epsilon of Poisson sampling holds for them."
     )
     if certificate.sampling == "poisson":
         sampling = (
@@ -180,8 +172,7 @@ def _released(certificate: Certificate) -> list[Term]:
     ]
     if certificate.weights_sha256 is not None:
         digest = f"SHA-256 of names, types, shapes and values: {certificate.weights_sha256}."
-        day = "" if certificate.finished_on is None else f" Training ended on {certificate.finished_on} (UTC)."
-        rows.append(("Weights", "model.safetensors", f"{digest}{day}"))
+        rows.append(("Weights", "model.safetensors", digest))
     return rows
 
 
@@ -193,14 +184,11 @@ def _drawn(certificate: Certificate) -> str:
 
 
 def _public(inputs: PublicInputs) -> str:
-    shares = inputs.class_proportions
-    proportions = "no class proportions"
-    if shares is not None:
-        proportions = f"class proportions {', '.join(formats.quantity(share) for share in shares)}"
+    shares, colours = inputs.class_proportions, "grey" if inputs.channels == 1 else "colour"
+    proportions = f" the class proportions {', '.join(map(formats.quantity, shares))}," if shares is not None else ""
     return (
         f"Taken to be known to everybody, and not protected: the number of images"
         f"{'' if inputs.num_people is None else ' and of people'}, the {formats.count(len(inputs.classes))} class "
-        f"names (from {inputs.classes_from}), {proportions}, {inputs.image_size} x {inputs.image_size} pixels, "
-        f"{inputs.channels} channel(s), the constants by which pixels are normalised, and the rule that holds images "
-        "out."
+        f"names (from {inputs.classes_from}),{proportions} {inputs.image_size} x {inputs.image_size} pixels in "
+        f"{colours}, the constants by which pixels are normalised, and the rule that holds images out."
     )

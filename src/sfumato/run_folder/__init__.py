@@ -9,6 +9,7 @@ result.json         accuracies and the claims                `record.Result`    
 metrics.jsonl       accuracy and epsilon on the way          `record.Metrics`             yes
 model.safetensors   the averaged weights, with their claims  `record.WeightsFacts`        yes
 calibration.json    what the owner fitted after training     `record.CalibrationFacts`    yes
+evaluation.json     the test set of the report           `tested.Tested`              yes
 report.html         one page about all of these              `sfumato.reporting.page`     yes
 ledger.jsonl        every release, noted before its noise    `ledger`                     yes
 metrics.csv         the same as metrics.jsonl (`run.log`)    `sfumato.training.logs`      yes

@@ -25,7 +25,7 @@ UNSEARCHED = (
     "the choice of hyper-parameters: no search is recorded here, and one that looked at these images is not covered"
 )
 FROM_SCRATCH = "pre-training data: there was none, training began from random weights"
-SEVERAL_IMAGES = "several images of one person, beyond what epsilon_person says"
+SEVERAL_IMAGES = "several images of one person, beyond what is stated for a person"
 PERSONS = "a person who has other images under another name: which images are one person's was taken as stated"
 ONE_OF_MANY = (
     "one image more or less of a person who takes part: the guarantee is for whether a person takes part; for this "
@@ -47,7 +47,7 @@ NOT_COVERED = [  # lines are replaced where something else is known
     ENDS,
     RUNNING_TIME,
     HELD_OUT,
-    "public_inputs: they were taken to be known to everybody, and are published as they are",
+    "the public inputs: they were taken to be known to everybody, and are published as they are",
     "the folder owner/: for the owner alone; and decoded copies of images, which the cache of the machine that trained "
     "may keep (sfumato cache list)",
 ]
@@ -156,7 +156,7 @@ def inputs_of_the_recipe(recipe: ResolvedRecipe) -> dict[str, Any]:
     named = f"the data set {data.name}" if data.name != "folder" else "the names of the class folders"
     return {
         "num_canaries": recipe.audit.canaries,
-        "classes_from": named if data.name != "folder" or data.classes is None else "data.classes",
+        "classes_from": named if data.name != "folder" or data.classes is None else "the recipe",
         **pick(data, "class_proportions", "split", "group_by"),
         **pick(recipe.model, "init_sha256", "pretrained_on"),
     }

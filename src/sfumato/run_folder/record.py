@@ -155,7 +155,7 @@ class Certificate(LoopCertificate):
     Attributes:
         precision: What updates were computed in (`training.precision`).
         weights_sha256: Of the tensors of model.safetensors (names, types, shapes, values); None while it runs.
-        finished_on: The day (UTC); None while it runs, and in what a private search publishes.
+        finished_on, software: The day (UTC) and the version; None while it runs, the day also after a paid search.
         audit: What `sfumato audit one-run` showed; None: it was not run.
     """
 
@@ -163,6 +163,7 @@ class Certificate(LoopCertificate):
     precision: str
     weights_sha256: str | None = None
     finished_on: str | None = None
+    software: str | None = None
     audit: OneRunClaim | None = None
 
 

@@ -48,12 +48,12 @@ def verify_run(folder: Path) -> tuple[Certificate, Result]:
     step = stated.num_applied if 0 <= stated.num_applied <= last else -1
     sha256 = ledger.sha256_of(folder / ledger.LEDGER_FILE)
     facts, own_recipe, tensors, _ = read_model_file(folder / record.WEIGHTS_FILE)
-    # An attack's result and the day are nothing that the ledger claims.
+    # An attack's result, the day and the software are nothing that the ledger claims.
     whole = claims(plan, plan.mechanism)
     so_far = whole.epsilon if plan.selection is None else None
     counts = counted(lines, step, so_far, sha256)
     truth = certificate(plan, whole, "complete", stated.public_inputs, counts).model_copy(
-        update={"audit": stated.audit, "finished_on": stated.finished_on, "weights_sha256": Weights(tensors).digest}
+        update=pick(stated, "audit", "finished_on", "software") | {"weights_sha256": Weights(tensors).digest}
     )
     _refuse_another(path, dict(stated.public_inputs), inputs_of_the_recipe(recipe))
     _refuse_another(path, dict(stated), dict(truth))

@@ -162,7 +162,9 @@ class Maker:
         resume = place.is_dir() and any(place.iterdir())
         result = self.trainer_of(cell).run_plan(self.planned.plan_of(run), place, resume=resume, looks=looks)
         write_report(place)
-        self.options.report(f"{run.name} {in_words(cell.settings)}: {100 * result.accuracy:.2f} %")
+        done = sum((self.folder / each.name / record.RESULT_FILE).exists() for each in self.planned.runs)
+        reached = f"{100 * result.accuracy:.2f} %; {done} of {len(self.planned.runs)} runs are done"
+        self.options.report(f"{run.name} {in_words(cell.settings)}: {reached}")
 
     def trainer_of(self, cell: PlannedCell) -> Trainer:
         """With the images of this cell; those of the last one are kept.

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from sfumato.accounting import formats
 from sfumato.clipping.probe import made_up_images
 from sfumato.data import store
 from sfumato.data.examples import FeatureSet
@@ -96,8 +97,7 @@ def _computed(
         done = start + len(part)
         if time.monotonic() - last > _PROGRESS_SECONDS:
             last = time.monotonic()
-            left = (last - started) / (done - first) * (count - done)
-            report(f"features of {done} of {count} images, {left:.0f} s left")
+            report(formats.progress("features of images", done - first, count - first, last - started))
 
 
 def _rows(backbone: nn.Module, images: ImageSet, indices: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from sfumato import __version__
 from sfumato.accounting.accountants import EpsilonCurve
 from sfumato.clipping.clip import convolutions
 from sfumato.data.examples import Dataset
@@ -340,7 +341,8 @@ class _Run:
         claim = self._certificate("complete")
         sha256 = save_weights(self.folder / record.WEIGHTS_FILE, self.plan, self.learner, claim, scores.temperature)
         day = None if self.is_selected else datetime.datetime.now(datetime.UTC).date().isoformat()
-        claim = claim.model_copy(update={"weights_sha256": sha256, "finished_on": day})
+        made = {"weights_sha256": sha256, "finished_on": day, "software": f"Sfumato {__version__}"}
+        claim = claim.model_copy(update=made)
         record.write(self.folder / record.CERTIFICATE_FILE, claim)
         if warning := warning_of_chance(self.learner, self.dataset.classes, scores):
             self.progress.message(warning)

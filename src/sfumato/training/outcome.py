@@ -89,7 +89,7 @@ def warning_of_chance(learner: Learner, classes: Sequence[str], scores: HeldOutS
         what = f"a balanced accuracy of {100 * balanced:.2f} % is not above chance, {100 * chance:.2f} %"
     else:
         return None
-    return f"warning: {what}. More images, a larger epsilon, or weights that others trained on public images help."
+    return f"warning: {what}"
 
 
 def save_weights(path: Path, plan: Plan, learner: Learner, claim: Certificate, temperature: float | None) -> str:

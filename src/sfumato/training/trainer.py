@@ -126,6 +126,8 @@ def train(
             watched.message(f"warning: {warning}")
         trainer = Trainer(dataset, device=device, trust=trust, progress=watched)
         result = trainer.run_plan(plan, folder, resume=resume, max_lost=max_lost)
+        if plan.tip is not None:
+            watched.message(f"tip: {plan.tip}")
     write_report(folder)
     return result
 

@@ -1,0 +1,77 @@
+"""How good a model was on a test set that its owner chose (`sfumato evaluate --report`): a section of its report."""
+
+from sfumato.accounting.formats import count, per_cent, share
+from sfumato.reporting.charts import Curve, Panel, chart, linear
+from sfumato.reporting.html import Html, figure, numbers_table, paragraph, section
+from sfumato.run_folder.tested import Decision, Tested
+
+MOST_COLUMNS = 12
+ROC = "Receiver operating characteristic (ROC): what other thresholds would give."
+
+
+def tested_section(tested: Tested) -> Html:
+    """All that is told of the test set."""
+    fitted, who = tested.calibration, "images" if tested.num_people is None else "people"
+    text = (
+        f"Evaluated on {tested.evaluated_on} (UTC). These numbers are exact, hence not private with respect to these "
+        f"images. The intervals (95 %) are for independent {who}."
+    )
+    if fitted is not None and fitted.num_images == tested.num_images:
+        text += " Probabilities were fitted on as many images: if on these, expect somewhat less of new ones."
+    parts = [*map(paragraph, in_words(tested)), paragraph(text), _classes(tested)]
+    if tested.decision is not None and tested.roc is not None:
+        parts.append(_roc(tested.decision, tested.roc))
+    return section(f"On the test set {tested.test_set}", *parts)
+
+
+def in_words(tested: Tested) -> list[str]:
+    """How good the model is, and of two classes what decides and how often that is right."""
+    of, decision = "" if tested.num_people is None else f" of {count(tested.num_people)} people", tested.decision
+    lines = [
+        f"{count(tested.num_images)} images{of} ({tested.test_set}): accuracy "
+        f"{share(tested.accuracy, tested.intervals.accuracy)}, balanced {per_cent(tested.balanced_accuracy)}; always "
+        f"naming the largest class: {per_cent(tested.majority_rate)}."
+    ]
+    if tested.auroc is not None:
+        low, high = tested.intervals.auroc or (tested.auroc, tested.auroc)
+        lines.append(f"AUROC {tested.auroc:.4f} ({low:.4f} to {high:.4f}); 1 is perfect, 0.5 is guessing.")
+    if decision is not None:
+        name, counts = decision.positive, {key: count(value) for key, value in decision.counts.items()}
+        right, of_others = map(per_cent, (decision.positive_predictive_value, decision.negative_predictive_value))
+        lines += [
+            f"{name} is named from a probability of {per_cent(decision.threshold)} on: {counts['found']} found, "
+            f"{counts['missed']} missed, {counts['false_alarms']} false alarms, {counts['left_alone']} left alone.",
+            f"Sensitivity {share(decision.sensitivity, decision.sensitivity_interval)}, "
+            f"specificity {share(decision.specificity, decision.specificity_interval)}.",
+            f"Where {per_cent(decision.prevalence)} of images are {name}: of those named {name} {right} are; of the "
+            f"others {of_others} are not.",
+        ]
+    return lines
+
+
+def _classes(tested: Tested) -> Html:
+    """Each class against the rest, and the confusion matrix where it is not too wide."""
+    rows, shown = [], tested.classes if len(tested.classes) <= MOST_COLUMNS else []
+    for place, (name, counts) in enumerate(zip(tested.classes, tested.confusion, strict=True)):
+        own, named = sum(counts), sum(row[place] for row in tested.confusion)
+        others = tested.num_images - own
+        specificity = per_cent(1 - (named - counts[place]) / others if others else None)
+        found = share(tested.per_class[place], tested.intervals.per_class[place])
+        rows.append([name, count(own), found, specificity, *map(count, counts[: len(shown)])])
+    return numbers_table(
+        ["class", "images", "sensitivity", "specificity", *(f"taken for {name}" for name in shown)], rows
+    )
+
+
+def _roc(decision: Decision, roc: list[list[float]]) -> Html:
+    """What other thresholds would give."""
+    alarms, found = zip(*roc, strict=True)
+    here = [1 - (decision.specificity or 0.0)], [decision.sensitivity or 0.0]
+    curves = [
+        Curve("guessing", [0, 1], [0, 1], "muted", dashed=True, width=1.5),
+        Curve("any threshold", alarms, found, "first"),
+        Curve("this threshold", *here, "second", markers=True, width=5),
+    ]
+    x, y = (linear(0, 1, 5, lambda value: f"{100 * value:g} %", label) for label in ("1 - specificity", ""))
+    drawing = chart(x, [Panel(f"Sensitivity for {decision.positive}", curves, y, 260)], "ROC", ROC, "roc")
+    return figure(drawing, ROC)

@@ -1,0 +1,64 @@
+"""evaluation.json: how good a run was on a test set, where its owner had that put into the report."""
+
+from sfumato.json_record import Record
+from sfumato.run_folder.record import CalibrationFacts, Classes
+
+EVALUATION_FILE = "evaluation.json"
+
+
+class Intervals(Record):
+    """95 % intervals (lower, upper), for independent images; where `data.group_by` says whose each is, for independent
+    people. None of a class that does not occur.
+    """
+
+    accuracy: list[float]
+    per_class: list[list[float] | None]
+    auroc: list[float] | None
+    """Of two classes."""
+
+
+class Decision(Record):
+    """Of two classes: what decides, and how often it is right."""
+
+    positive: str
+    threshold: float
+    counts: dict[str, int]
+    sensitivity: float | None
+    sensitivity_interval: list[float] | None
+    specificity: float | None
+    specificity_interval: list[float] | None
+    prevalence: float
+    positive_predictive_value: float | None
+    negative_predictive_value: float | None
+
+
+class Tested(Record):
+    """What a report tells of a test set. Exact numbers: not private with respect to its images.
+
+    Attributes:
+        test_set: The name of its folder, without where that lies; or of the held-out images.
+        evaluated_on: The day (UTC).
+        num_people: Of whom the images are; None: nobody says, and intervals take images for independent.
+        per_class: None for a class that does not occur.
+        confusion: Images of each class (row) that were taken for each class (column).
+        calibration: How probabilities and decisions came of the outputs; None: as they are, not calibrated.
+        decision: Of two classes.
+        roc: Of two classes: pairs of the rate of false alarms and the share that is found of the class that is looked
+            for, as the threshold falls; None where only one class occurs.
+    """
+
+    test_set: str
+    evaluated_on: str
+    num_images: int
+    num_people: int | None
+    classes: Classes
+    accuracy: float
+    balanced_accuracy: float
+    per_class: list[float | None]
+    majority_rate: float
+    auroc: float | None
+    confusion: list[list[int]]
+    intervals: Intervals
+    calibration: CalibrationFacts | None
+    decision: Decision | None = None
+    roc: list[list[float]] | None = None
