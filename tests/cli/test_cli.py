@@ -388,7 +388,7 @@ def test_non_private_training_shows_the_price_of_privacy_and_needs_no_budget(rec
 def test_every_key_is_told_with_type_and_meaning_and_a_foreign_name_finds_its_own(capsys):
     rows = json_of(capsys, "keys")["keys"]
     assert {row["key"] for row in rows} == {key for key in config.known_keys() if "." in key}
-    assert all(row["type"] for row in rows)
+    assert all(row["type"] and row["means"] for row in rows)
     means = {row["key"]: row["means"] for row in rows}
     assert "stands for slashes" in means["data.exclude"].replace("\n", " ")
     status, out, _ = call(capsys, "keys", "privacy")

@@ -47,6 +47,7 @@ class DataConfig(Section):
         "places365",
         "folder",
     ]
+    """A public benchmark, or "folder": images of your own."""
     path: Annotated[str | None, MayChange()] = None
     """Folder of images (`folder`), relative to the working directory; `--data-root` overrides it. A
     run keeps it for its owner alone.
@@ -79,6 +80,7 @@ class DataConfig(Section):
     padding, and what is not cropped at random is its centre (De et al. 2022, C.2: 1.2 for ImageNet).
     """
     channels: Literal[1, 3] | None = None
+    """1: grey, 3: colour."""
     mean: list[Annotated[float, Field(ge=0, le=1)]] | None = None
     """Public constant per channel, subtracted from images scaled to [0, 1]: constants of [0, 255] divided by 255."""
     std: list[Spread] | None = None
@@ -113,6 +115,7 @@ class ModelConfig(Section):
     """Which network: a registry name, or "package.module:factory" for any module."""
 
     name: str | None = None
+    """A network that `sfumato models` names, one of timm or torchvision, or package.module:factory."""
     options: dict[str, bool | int | FiniteFloat | str] = Field(default_factory=dict)
     """Keyword arguments of the factory, such as depth and width."""
     fix: Literal["groupnorm"] | None = None
@@ -175,6 +178,7 @@ class AugmentationConfig(Section):
     """
 
     kind: AugmentationKind | None = None
+    """Random views of each image (docs/augmentation.md): mirror images, crops, or those of a paper."""
     augmult: Annotated[int, Field(ge=0, le=256)] | None = None
     """K views per image, averaged before clipping; 0 means no augmentation."""
     padding: Annotated[int, Field(ge=0, le=64)] | None = None
@@ -193,6 +197,7 @@ class PrivacyConfig(Section):
     `max_images_per_person`.
     """
     delta: Annotated[float, Field(ge=1e-100, lt=1)] | None = None
+    """With at most about this probability more than epsilon may show; at most 1 / N is usual."""
     noise_multiplier: Literal[0] | Annotated[float, Field(ge=1e-12, le=1e12)] | None = None
     """0, or what can be computed with."""
     first_release_noise: Annotated[float, Field(ge=1e-12, le=1e12)] | None = None
@@ -202,7 +207,9 @@ class PrivacyConfig(Section):
     clipping_norm: Annotated[float, Field(ge=1e-12, allow_inf_nan=False)] = 1.0
     """Below 1e-12 the squares of a gradient's entries vanish in float32, and it would not be clipped."""
     sampling: Literal["poisson", "shuffled"] = "poisson"
+    """"poisson": each image by its own coin, as epsilon is computed. "shuffled" carries no certificate."""
     accountant: Literal["pld", "rdp"] = "pld"
+    """By privacy loss distributions (tighter), or Renyi differential privacy, as the papers."""
     max_images_per_person: PositiveInt | None = None
     """Where `data.group_by` says which images are one person's, training images beyond this many are
     left out; elsewhere this is taken to be so.
@@ -251,11 +258,13 @@ class OptimizerConfig(Section):
     """What is done with the private gradient: post-processing, which costs no privacy whatever it is."""
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
+    """What the noisy sums are given to."""
     learning_rate: Annotated[float, Field(gt=0, le=1e30)] | None = None
     """Larger ones, and their products with a weight decay, leave float32."""
     momentum: Annotated[float, Field(ge=0, le=1)] = 0.0
     """SGD alone, as is `dampening`."""
     dampening: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """SGD alone: share of each gradient that momentum leaves out."""
     nesterov: bool = False
     """SGD alone: looks ahead by the momentum (Sutskever et al. 2013, as PyTorch computes it)."""
     beta1: Fraction | None = None
@@ -280,6 +289,7 @@ class OptimizerConfig(Section):
     milestones: Annotated[list[PositiveInt], Field(min_length=1)] | None = None
     """Updates after each of which the learning rate is multiplied by `gamma`; schedule "step" alone."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """See `milestones`."""
     max_grad_norm: PositiveFloat | None = None
     """Ordinary training only: bound on the norm of the batch's mean gradient, which is then divided by it."""
 
@@ -327,16 +337,21 @@ class TrainingConfig(Section):
     """How long, and how fast."""
 
     batch_size: PositiveInt | None = None
+    """How many images an update draws in the mean; the sum is divided by it."""
     num_steps: Annotated[int, Field(ge=0)] | None = None
+    """How many updates are made."""
     label_smoothing: Fraction = 0.0
     """Share of each label that is spread evenly over all classes in the loss (Szegedy et al. 2016)."""
     microbatch_size: Annotated[PositiveInt | Literal["auto"], MayChange()] = "auto"
+    """Images that are computed at once: memory against speed, nothing else."""
     engine: Annotated[Literal["auto", "graph", "func", "reference"], MayChange()] = "auto"
+    """How gradients of single images are computed (docs/engine.md): the fastest that fits."""
     precision: Literal["float32", "tf32", "bf16"] = "float32"
     """What convolutions and products round to. "tf32" needs a GPU, where it is far faster than
     "float32", and "bf16" is faster still.
     """
     compile: Annotated[bool, MayChange()] = False
+    """Compiles the step, which takes a minute or more, and pays on a GPU or for transformers."""
     evaluate_every: Annotated[PositiveInt | None, MayChange()] = None
     """Steps between two evaluations on held-out images."""
     checkpoint_every: Annotated[PositiveInt | None, MayChange()] = None
