@@ -405,22 +405,6 @@ def test_every_network_is_told_with_its_options(capsys):
     assert status == 0 and "small_cnn: images of 8 pixels or more; options width, order" in out and "timm:NAME" in out
 
 
-def test_a_folder_in_place_of_a_recipe_is_told_how_to_be_trained_on(tmp_path, capsys):
-    (tmp_path / "my xrays").mkdir()
-    line = refused(capsys, "train", tmp_path / "my xrays", "--epsilon", 8)
-    assert f"sfumato train image-folder --data-root '{tmp_path / 'my xrays'}'" in line
-
-
-def test_heavy_libraries_are_not_imported_for_help_plan_and_recipes():
-    code = (
-        "import sys; from sfumato import cli\n"
-        f"for words in (['--help'], ['recipes', 'list'], {TABLE_12}): cli.run(words)\n"
-        "print(sorted({'torch', 'torchvision', 'matplotlib', 'sklearn', 'PIL'} & set(sys.modules)), file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1] == "[]", done.stderr
-
-
 _PLACE = "--data-root --device --trust --json"
 SURFACE = {
     "train": "--epsilon --epsilon-per-person --images-per-person --delta --set --output --accountant --calibrate "
@@ -455,6 +439,30 @@ SURFACE = {
     "cache list": "--json",
     "cache clear": "--json",
 }
+
+
+@pytest.mark.parametrize("command", [*SURFACE, "schema", "recipes list", "cache clear"])
+def test_every_help_ends_with_an_example_that_can_be_typed(command, capsys):
+    _, out, _ = call(capsys, *command.split(), "--help")
+    _, example = " ".join(out.split()).split("Example: ")
+    assert re.match(rf"sfumato {command}\b", example)
+    assert {word for word in example.split() if word.startswith("--")} <= {*out.partition("Example:")[0].split()}
+
+
+def test_a_folder_in_place_of_a_recipe_is_told_how_to_be_trained_on(tmp_path, capsys):
+    (tmp_path / "my xrays").mkdir()
+    line = refused(capsys, "train", tmp_path / "my xrays", "--epsilon", 8)
+    assert f"sfumato train image-folder --data-root '{tmp_path / 'my xrays'}'" in line
+
+
+def test_heavy_libraries_are_not_imported_for_help_plan_and_recipes():
+    code = (
+        "import sys; from sfumato import cli\n"
+        f"for words in (['--help'], ['recipes', 'list'], {TABLE_12}): cli.run(words)\n"
+        "print(sorted({'torch', 'torchvision', 'matplotlib', 'sklearn', 'PIL'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == "[]", done.stderr
 
 
 def test_the_surface_of_the_command_line_is_what_the_contract_says(capsys):

@@ -26,6 +26,9 @@ def bounds(
         scores: A CSV file with the columns score and member (1 or 0).
         delta: Delta of the claim.
         epsilon: The claimed epsilon, if there is one.
+
+    Example:
+        sfumato audit bounds scores.csv --delta 1e-5 --epsilon 3
     """
     from sfumato.auditing.arguments import read_scores
     from sfumato.auditing.bounds import audit_scores
@@ -58,6 +61,9 @@ def canary(
         num_steps: Updates of a run.
         sampling_prob: Probability that an update draws a canary.
         num_games: At least so many are played; thousands in each run.
+
+    Example:
+        sfumato audit canary --epsilon 3 --delta 1e-5
     """
     from sfumato.auditing.canary import audit_canary
 
@@ -92,6 +98,9 @@ def membership(
         augmult: Views of each image; 0: none.
         num_steps: Updates of a model; default: two numbers are tried.
         output_: A folder that keeps what is trained: the same command goes on, or helps where one works.
+
+    Example:
+        sfumato audit membership --epsilon 8 --num-models 100
     """
     from sfumato.auditing.membership import audit_membership
 
@@ -105,6 +114,9 @@ def membership(
 def one_run(run: Path, *, confidence: float = 0.95, trust: options.Trust = None, json_: bool = False) -> None:
     """Attacks a finished run by the canaries that it was trained with (audit.canaries), and puts what that
     showed into its certificate and its report (Steinke et al. 2023).
+
+    Example:
+        sfumato audit one-run runs/with-canaries
     """
     from sfumato.auditing.one_run import audit_one_run
 

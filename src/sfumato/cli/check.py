@@ -12,7 +12,11 @@ _EXAMPLES = 8
 
 
 def models(*, json_: bool = False) -> None:
-    """Names the networks that model.name takes: their smallest images, and the options of model.options."""
+    """Names the networks that model.name takes: their smallest images, and the options of model.options.
+
+    Example:
+        sfumato models
+    """
     from sfumato.models.registry import MODELS
 
     rows = [
@@ -48,6 +52,9 @@ def check(
         image_size: Height and width in pixels.
         channels: 1 or 3.
         num_classes: Number of classes.
+
+    Example:
+        sfumato check torchvision:resnet18 --fix groupnorm
     """
     if fix not in (None, "groupnorm"):
         raise InputError(f'--fix knows "groupnorm" only, not {fix!r}.')

@@ -44,6 +44,9 @@ def evaluate(
         by: A column of the folder's table: accuracy of each of its values.
         plot: Draws how often it is right against how sure it says it is (.svg, .png or .pdf).
         report_: Puts these images into report.html: name and size of the folder, every number, the day. Published.
+
+    Example:
+        sfumato evaluate runs/xrays xrays-of-2026 --report
     """
     from sfumato.evaluation.evaluate import FORMATS, draw_reliability
     from sfumato.evaluation.evaluate import evaluate as score_run
@@ -102,6 +105,9 @@ def predict(
     Args:
         images: Image files, folders of them, patterns; - reads names from stdin.
         format_: A line for each image, as text, CSV or JSON.
+
+    Example:
+        sfumato predict runs/xrays new-image.png
     """
     from sfumato.evaluation.classifier import Classifier
 
@@ -187,6 +193,9 @@ def calibrate(
         positive: The one of two classes that is looked for; default: the second.
         sensitivity: Of two classes: finds at least this share of the positive images.
         specificity: Of two classes: leaves at least this share of the others alone.
+
+    Example:
+        sfumato calibrate runs/xrays xrays-of-spring --positive PNEUMONIA --sensitivity 0.95
     """
     from sfumato.evaluation.evaluate import calibrate as fit
     from sfumato.reporting.page import write_report

@@ -20,6 +20,9 @@ def norms(run: Path, *, plot: Path | None = None, json_: bool = False) -> None:
 
     Args:
         plot: Draws the histograms here (.svg or .png), readable by you alone.
+
+    Example:
+        sfumato norms runs/xrays --plot norms.svg
     """
     from sfumato.reporting.norms import draw_norms, read_norms
 
@@ -49,6 +52,9 @@ def epsilon(runs: list[Path], *, delta: float | None = None, json_: bool = False
     Args:
         runs: Their folders.
         delta: Of all together; without it, the smallest of the runs'.
+
+    Example:
+        sfumato epsilon runs/one runs/two
     """
     from sfumato.accounting import formats
     from sfumato.accounting.accountants import epsilon_together
@@ -89,6 +95,9 @@ def schema(name: str) -> None:
     Args:
         name: certificate, result, metrics, private-metrics, ledger, search, audit, canary-audit, membership-audit or
             one-run-audit.
+
+    Example:
+        sfumato schema certificate
     """
     from sfumato.auditing.record import AuditResult, CanaryResult, MembershipResult, OneRunResult
     from sfumato.cli.files import SCHEMAS, schema_of
@@ -102,7 +111,11 @@ def schema(name: str) -> None:
 
 
 def list_(*, json_: bool = False) -> None:
-    """Names what is kept, of which folder, and how large it is."""
+    """Names what is kept, of which folder, and how large it is.
+
+    Example:
+        sfumato cache list
+    """
     from sfumato.data import store
 
     found = store.entries()
@@ -110,7 +123,11 @@ def list_(*, json_: bool = False) -> None:
 
 
 def clear(*, json_: bool = False) -> None:
-    """Removes all of it. It is made anew when it is needed."""
+    """Removes all of it. It is made anew when it is needed.
+
+    Example:
+        sfumato cache clear
+    """
     from sfumato.data import store
 
     removed = store.clear(output.note)

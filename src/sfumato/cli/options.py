@@ -52,10 +52,11 @@ NoCache = Annotated[bool, typer.Option(callback=_without_cache)]
 
 def add(app: typer.Typer, *commands: Callable[..., Any]) -> None:
     """Adds commands. Parameters before the * are arguments, the others options: `set_` is --set. Each is explained
-    under Args in the docstring, or in `EXPLAINED`.
+    under Args in the docstring, or in `EXPLAINED`; a line under Example ends the help.
     """
     for command in commands:
-        text, _, listed = inspect.cleandoc(command.__doc__ or "").partition("\n\nArgs:\n")
+        told, _, example = inspect.cleandoc(command.__doc__ or "").partition("\n\nExample:\n")
+        text, _, listed = told.partition("\n\nArgs:\n")
         said = EXPLAINED | dict(re.findall(r"^    (\w+): (.+(?:\n {5,}.+)*)", listed, re.MULTILINE))
         for name, parameter in inspect.signature(command).parameters.items():
             kind, info = parameter.annotation, None
@@ -69,7 +70,8 @@ def add(app: typer.Typer, *commands: Callable[..., Any]) -> None:
                     info.default = f"--{name.strip('_').replace('_', '-')}"
             info.help = " ".join(said.get(name, "").split())  # there are no docstrings under python -OO
             command.__annotations__[name] = Annotated[kind, info]
-        app.command(command.__name__.strip("_").replace("_", "-"), help=text)(command)
+        name = command.__name__.strip("_").replace("_", "-")
+        app.command(name, help=text, epilog=f"Example: {example.strip()}")(command)
 
 
 def parse_seeds(text: str) -> list[int]:

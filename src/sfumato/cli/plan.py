@@ -71,6 +71,9 @@ def plan(
         devices: Devices that share the work.
         more_data: Says what this many times as many images buy.
         plot: Draws epsilon against sigma around this run (.svg, .png or .pdf).
+
+    Example:
+        sfumato plan --num-examples 50000 --epsilon 1,3,8
     """
     from sfumato.scaling.equal_noise import Price
     from sfumato.scaling.plan import plan as solve

@@ -18,6 +18,9 @@ _LARGE_NETWORKS = ("wide_resnet", "nf_resnet")
 def list_(*, data_root: Path | None = None, json_: bool = False) -> None:
     """Names every recipe by paper and table: its nominal epsilon, the paper's accuracy and ours where it was
     measured, and what it needs that is not here.
+
+    Example:
+        sfumato recipes list
     """
     from sfumato.recipes import by_place
 
@@ -42,6 +45,9 @@ def keys(section: str | None = None, *, json_: bool = False) -> None:
 
     Args:
         section: Of this one alone, such as privacy.
+
+    Example:
+        sfumato keys privacy
     """
     output.answer({"keys": config.explained(section)}, json_, _show_keys)
 
@@ -60,6 +66,9 @@ def show(name: str, *, calibrate: Accountant | None = None, json_: bool = False)
     Args:
         name: As `sfumato recipes list` has it.
         calibrate: Says which noise multiplier this accountant asks for the same epsilon.
+
+    Example:
+        sfumato recipes show cifar10-eps-8
     """
     path = recipes.find(name)
     text = path.read_text(encoding="utf-8")
@@ -77,7 +86,11 @@ def _show(facts: dict[str, Any]) -> None:
 
 
 def verify(*, json_: bool = False) -> None:
-    """Recomputes epsilon for every recipe whose number of images is public."""
+    """Recomputes epsilon for every recipe whose number of images is public.
+
+    Example:
+        sfumato recipes verify
+    """
     output.answer({"recipes": [verified(name) for name in recipes.names()]}, json_, _show_verified)
 
 

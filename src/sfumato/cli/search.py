@@ -55,6 +55,9 @@ def search(
         storage: sqlite:///FILE or postgresql://...; default: a file in --output.
         worker: Help with a search that may run elsewhere, too; needs --storage.
         output_: Default: runs/<recipe>-search, or -paid-search; the same again goes on.
+
+    Example:
+        sfumato search cifar10-eps-8 --trials 20 --output runs/search
     """
     name, parsed, trusted = asked(recipe, {"target_epsilon": epsilon, "delta": delta}, set_, data_root, trust)
     given: dict[str, Any] = {"sampler": sampler, "prune": prune, "storage": storage, "worker": worker}

@@ -27,6 +27,9 @@ def simulate(
     Args:
         batch_size: B of the simulation; at most the recipe's own.
         output_: Holds a run folder for each seed; default: runs/<recipe>-<time>.
+
+    Example:
+        sfumato simulate cifar10-eps-8 --batch-size 256 --seeds 0-2 --output runs/cheap
     """
     name, parsed, trusted = asked(recipe, {"target_epsilon": epsilon, "delta": delta}, set_, data_root, trust)
     numbers = options.parse_seeds(seeds)
@@ -58,6 +61,9 @@ def scaling_law(
         runs: Folders of runs of one study, or folders of such folders.
         predict_batch_size: Predict the accuracy here; may be given several times.
         plot: Writes the plot here (.svg or .png).
+
+    Example:
+        sfumato scaling-law runs/cheap-* --predict-batch-size 4096
     """
     from sfumato.scaling.law import read_study
     from sfumato.scaling.law import scaling_law as fit

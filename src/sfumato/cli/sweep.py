@@ -42,6 +42,9 @@ def sweep(
         cells: TOML file of whole settings to try: a [[cell]] table for each.
         seeds: How many runs each cell has; or their public seeds from 0 on, 0-4, as --paired gives them.
         output_: Default: runs/<recipe>-sweep; the same again goes on.
+
+    Example:
+        sfumato sweep demo/digits --grid optimizer.learning_rate=1,2,4 --seeds 3 --output sweeps/rates
     """
     name, parsed, trusted = asked(recipe, {"target_epsilon": epsilon, "delta": delta}, set_, data_root, trust)
 
@@ -90,7 +93,11 @@ def _points(fraction: float | None) -> str:
 
 
 def list_(*, json_: bool = False) -> None:
-    """Names every figure and table, and how it is answered."""
+    """Names every figure and table, and how it is answered.
+
+    Example:
+        sfumato figures list
+    """
     from sfumato.studies.figures import names, read_figure
 
     figures: list[dict[str, Any]] = []
@@ -128,6 +135,9 @@ def run(
         train: Trains the full size; without it, that is planned with its cost.
         seeds: How many runs each cell has; or their public seeds from 0 on, 0-4, as --paired gives them.
         output_: Default: runs/<figure>-<scale>; the same again goes on.
+
+    Example:
+        sfumato figures run de2022-figure-3 --scale small
     """
     from sfumato.studies import figures
 

@@ -55,6 +55,9 @@ def train(
         dry_run: Shows every choice, epsilon and the time to expect; trains nothing.
         resume_: Goes on with the run in --output, or begins it; without: the newest.
         repeat_: So many private runs, whose epsilons add up; the same goes on.
+
+    Example:
+        sfumato train image-folder --data-root xrays --epsilon 3 --output runs/xrays
     """
     if epsilon is not None and epsilon_per_person is not None:
         raise InputError("--epsilon is for each image, --epsilon-per-person for each person. Give one of them.")
@@ -101,7 +104,11 @@ def resume(
     no_cache: options.NoCache = False,
     json_: bool = False,
 ) -> None:
-    """Goes on with an interrupted run; one that is complete shows its result again."""
+    """Goes on with an interrupted run; one that is complete shows its result again.
+
+    Example:
+        sfumato resume runs/xrays
+    """
     from sfumato.training.trainer import resume as go_on
 
     command = resume_command(run, trust or [], device, no_cache, max_lost, data_root)
