@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from sfumato.config import DataConfig
+from sfumato.config import DataConfig, Resize
 from sfumato.data import decoding
 from sfumato.data.catalogue import Facts
 from sfumato.data.examples import Dataset, check_proportions
@@ -30,11 +30,14 @@ from sfumato.data.layouts import (
     with_groups,
 )
 from sfumato.data.listing import ImageFile
+from sfumato.data.pixels import Picture
 from sfumato.data.store import Report
 from sfumato.errors import InputError
 
 DEFAULT_IMAGE_SIZE = 32
 DEFAULT_CHANNELS = 3
+_MOST_LOST = 1 / 3
+"""Of a picture's area, before its owner is told."""
 _LOOKED_AT = 1000
 """Images whose range is told."""
 
@@ -118,9 +121,15 @@ class Listing:
     def _decoded(self) -> ImageSet:
         size = self.config.stored_size(self.facts.image_size)
         decoded = decoding.decode_cached(
-            self.root, self.files, image_size=size, channels=self.facts.channels, report=self.report
+            self.root,
+            self.files,
+            image_size=size,
+            channels=self.facts.channels,
+            resize=self.config.resize,
+            report=self.report,
         )
         decoding.report_unreadable((str(self.root / file.name) for file in self.files), decoded.reasons, self.report)
+        self._report_cut(decoded.kept, "images")
         self._report_copies(decoded)
         white = np.iinfo(decoding.stored_type(self.facts.channels)).max
         some = decoded.images.numpy()[:: max(1, len(decoded.images) // _LOOKED_AT)]  # not all of what lies on disk
@@ -131,6 +140,20 @@ class Listing:
             )
         groups = None if self.config.group_by is None else [str(item.group) for item in self.files]
         return decoded.seen(self.facts.image_size, self.scale, _labels(self.files, self.classes), groups)
+
+    def report_first(self) -> None:
+        """Says to the owner whether pictures lose much of their area, by the first file of each kind alone."""
+        first = {Path(file.name).suffix.lower(): file for file in reversed(self.files)}
+        decoded = decoding.decode_images(list(first.values()), image_size=DEFAULT_IMAGE_SIZE, channels=1)
+        self._report_cut(decoded.kept, "images, one of each kind of file looked at,")
+
+    def _report_cut(self, kept: np.ndarray, what: str) -> None:
+        cut = int((kept < 1 - _MOST_LOST).sum())
+        if cut and self.config.resize == "crop":
+            self.report(
+                f"warning: {what} that lose more than a third of their area, since the centred square is taken: "
+                f'{cut} of {len(kept)}. Set data.resize = "pad" or "stretch" to keep all of each. This number is private.'
+            )
 
     def _report_copies(self, decoded: decoding.Decoded) -> None:
         """Says to the owner how many files hold the same image: the guarantee is for each file alone, and of what was
@@ -190,26 +213,27 @@ class Listing:
 
 
 def decode_files(
-    files: Sequence[Path | ImageFile | decoding.Picture],
+    files: Sequence[Path | ImageFile | Picture],
     *,
     image_size: int,
     channels: int,
     mean: Sequence[float],
     std: Sequence[float],
     resize_ratio: float = 1.0,
+    resize: Resize = "crop",
 ) -> tuple[ImageSet, list[str | None]]:
     """Images to be classified. Nothing of them is cached.
 
     Args:
         files: Image files.
-        image_size: What the model was trained with; `resize_ratio`, `channels`, `mean` and
-            `std` likewise.
+        image_size: What the model was trained with; `resize_ratio`, `resize`, `channels`, `mean` and `std` likewise.
 
     Returns:
         The images, with label 0 throughout; `readable` says which to believe, and why not the
         others.
     """
-    decoded = decoding.decode_images(files, image_size=round(resize_ratio * image_size), channels=channels)
+    size = round(resize_ratio * image_size)
+    decoded = decoding.decode_images(files, image_size=size, channels=channels, resize=resize)
     return decoded.seen(image_size, (tuple(mean), tuple(std))), decoded.reasons
 
 

@@ -12,10 +12,12 @@ from torch import nn
 from sfumato import config
 from sfumato.data.examples import check_proportions
 from sfumato.data.images import normalisation
+from sfumato.data.pixels import RULES_VERSION
 from sfumato.errors import InputError, naming
 from sfumato.evaluation import calibration
 from sfumato.evaluation.calibration import Calibration
 from sfumato.evaluation.scores import Objective
+from sfumato.json_record import pick
 from sfumato.models import registry
 from sfumato.models.trainable import centre_features, named_classifier, scale_features
 from sfumato.run_folder.record import CALIBRATION_FILE
@@ -78,6 +80,10 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
         if len(set(facts.classes)) < len(facts.classes):
             raise InputError("two classes have one name. Restore it from a copy, or train again.")
     name, proportions = recipe.model.name, recipe.data.class_proportions
+    if facts.decoding_rules not in (None, RULES_VERSION):
+        rules = f"rules {facts.decoding_rules}, and this version of Sfumato has rules {RULES_VERSION}"
+        remedy = "Use the version that trained it, or train again."
+        raise InputError(f"{path} was trained on images that were decoded by {rules}. {remedy}")
     size = {"image_size": facts.image_size, "channels": facts.channels}
     how: dict[str, Any] = {**size, "num_classes": len(facts.classes), "options": recipe.model.options, "trust": trust}
 
@@ -104,7 +110,12 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
         objective=Objective(tuple(proportions) if proportions else None),
         classes=tuple(facts.classes),
         shape=(facts.channels, facts.image_size, facts.image_size),
-        decoding={**size, "mean": tuple(facts.mean), "std": tuple(facts.std), "resize_ratio": recipe.data.resize_ratio},
+        decoding={
+            **size,
+            "mean": tuple(facts.mean),
+            "std": tuple(facts.std),
+            **pick(recipe.data, "resize_ratio", "resize"),
+        },
         calibration=_of_classes(calibration.read(Path(folder), metadata.get("calibration")), facts.classes),
     )
 

@@ -46,6 +46,7 @@ class PublicInputs(Record):
         num_held_out: Images that accuracies are measured on: they get no guarantee.
         init_sha256: Digest of the weights that training started from; None: from scratch.
         pretrained_on: Which images made these.
+        decoding_rules: How files became pixels (`data.pixels.RULES_VERSION`); None: before that was noted.
     """
 
     num_examples: int
@@ -63,6 +64,7 @@ class PublicInputs(Record):
     group_by: str | None
     init_sha256: str | None
     pretrained_on: str | None
+    decoding_rules: int | None = None
 
 
 class Counted(Guarantee):
@@ -270,6 +272,7 @@ class WeightsFacts(Record):
     std: Spread
     image_size: ImageSize
     channels: Channels
+    decoding_rules: int | None = None
     run_id: str
     private: bool
     epsilon: float | None
