@@ -163,6 +163,9 @@ def test_a_picture_of_one_row_takes_no_more_memory_than_any_other(tmp_path):
     assert (decode(tmp_path / "x.png", resize="stretch")[0] == 65535).all()
 
 
+HEAD = b"\x89PNG\r\n\x1a\n"
+
+
 def chunk_of(kind, data):
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
@@ -241,6 +244,25 @@ def test_a_transparent_palette_entry_is_white(tmp_path):
     image.save(tmp_path / "x.png", transparency=0)
     pixels, _ = decode(tmp_path / "x.png", 3)
     assert (pixels[:, :, :8] == 255).all() and (pixels[:, :, 8:] == np.array([10, 20, 30])[:, None, None]).all()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
+def test_the_grey_that_a_png_calls_transparent_is_white(tmp_path, bits, channels):
+    """Of any depth: programs that make files small write grey of few bits so."""
+    values = np.random.default_rng(bits).integers(0, 2**bits, (SIZE, SIZE))
+    values[:2] = seen_through = 1
+    row_bits = (values[..., None] >> np.arange(bits)[::-1]) & 1
+    rows = np.packbits(row_bits.reshape(SIZE, -1).astype(np.uint8), axis=1)
+    parts = [
+        (b"IHDR", struct.pack(">IIBBBBB", SIZE, SIZE, bits, 0, 0, 0, 0)),
+        (b"tRNS", struct.pack(">H", seen_through)),
+    ]
+    parts += [(b"IDAT", zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))), (b"IEND", b"")]
+    (tmp_path / "x.png").write_bytes(HEAD + b"".join(chunk_of(*part) for part in parts))
+    truth = np.where(values == seen_through, 65535, values * (65535 / (2**bits - 1)))
+    pixels, _ = decode(tmp_path / "x.png", channels)
+    np.testing.assert_allclose(pixels[0] * (257 if channels == 3 else 1), truth, atol=128 if channels == 3 else 0)
 
 
 @pytest.mark.parametrize("extension", ["jpg", "tif"])
@@ -324,6 +346,12 @@ def test_a_truncated_file_is_unreadable_and_keeps_its_index(tmp_path, extension)
 
 
 UNREADABLE = [
+    (
+        lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk_of(b"IHDR", bytes(13))[:-1] + b"x"),
+        "a damaged PNG, or",
+    ),
+    (lambda path: path.write_bytes(b"\xff\xd8\xff\xc3" + bytes(20)), "a damaged JPEG, or of a kind that is not read"),
+    (lambda path: path.write_bytes(b"MM\0*\0\0\0\x08\0\0"), "TIFF"),
     (lambda path: path.write_bytes(b""), "it is empty"),
     (lambda path: path.write_bytes(b"GIF89a\x01\0\x01\0\0\0\0;"), "PNG, JPEG, BMP, WEBP, TIFF"),
     (lambda path: Image.new("1", (9_000, 9_000)).save(path, "PNG"), "more than 64 million pixels"),  # our limit

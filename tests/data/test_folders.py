@@ -306,7 +306,7 @@ def test_how_pictures_become_squares_is_kept_from_training_to_answers_and_much_l
     assert torch.equal(answered, decode_files(files, **settings)[0].batch(first)) == (resize == "crop")
     assert said[0] == said[1] and len(said[0]) == (resize == "crop")
     if said[0]:
-        assert "taken: 7 of 68" in said[0][0] and "This number is private" in said[0][0]
+        assert "taken: 7 of 68" in said[0][0] and "This is private" in said[0][0]
 
 
 def test_a_look_before_a_run_sees_one_file_of_each_kind(two_classes, monkeypatch):

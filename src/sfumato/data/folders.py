@@ -84,7 +84,8 @@ class Listing:
             remedy = "Add images of it, or take it out of data.classes and of the folder."
             raise InputError(f"class {missing[0]} has no training image. {remedy}")
         if not self.parts[self.held_out]:
-            raise InputError(f"not one image is held out ({self.held_out}). Add images, or a {self.held_out}/ folder.")
+            remedy = f"Add images, or put the classes into train/ and {self.held_out}/."
+            raise InputError(f"not one image is held out ({self.held_out}). {remedy}")
         self.beyond = beyond_limit(train, images_per_person)
         people = None if config.group_by is None else len({item.group for item in train})
         size = config.image_size or DEFAULT_IMAGE_SIZE
@@ -152,7 +153,7 @@ class Listing:
         if cut and self.config.resize == "crop":
             self.report(
                 f"warning: {what} that lose more than a third of their area, since the centred square is taken: "
-                f'{cut} of {len(kept)}. Set data.resize = "pad" or "stretch" to keep all of each. This number is private.'
+                f'{cut} of {len(kept)}. Set data.resize = "pad" or "stretch" to keep all of each. This is private.'
             )
 
     def _report_copies(self, decoded: decoding.Decoded) -> None:

@@ -42,6 +42,9 @@ _DRAFT_MARGIN = 2
 _TIFF_SUBFILE, _TIFF_BITS_PER_SAMPLE, _TIFF_PHOTOMETRIC = 254, 258, 262
 _TIFF_SAMPLES, _TIFF_PLANES, _TIFF_SAMPLE_FORMAT = 277, 284, 339
 _SIGNIFICANT_BITS = "significant bits"
+_ANEW = "or save it anew as PNG of 8 or 16 bits"
+_HEAD = 25
+"""Bytes at a file's beginning: the last of them says how many bits a sample of a PNG has."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 _TEXTS = (b"tEXt", b"zTXt", b"iTXt")
 _TEXTS_READ = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0\0")
@@ -81,8 +84,11 @@ class Picture:
             )
         file = io.BytesIO()
         exif = image.getexif()  # how it is turned
-        image = image.convert("RGB") if image.mode in ("CMYK", "YCbCr", "LAB", "HSV") else image
-        image.save(file, "PNG", exif=exif)
+        modes = dict.fromkeys(("CMYK", "YCbCr", "LAB", "HSV", "RGBX"), "RGB") | {"La": "LA"}
+        modes |= dict.fromkeys(("PA", "RGBa"), "RGBA")
+        with refusing(f"{name} cannot be written as PNG", "Give it in mode L, I;16, RGB or RGBA.", OSError):
+            image = image.convert(modes[image.mode]) if image.mode in modes else image
+            image.save(file, "PNG", exif=exif)
         self.content = file.getvalue()
 
     def __str__(self) -> str:
@@ -100,15 +106,17 @@ def decode(path: Path | ImageFile | Picture, into: np.ndarray, kept: np.ndarray,
     with refusing(f"image {path} cannot be opened", "Make it readable, or take it out of the folder.", OSError):
         file = path.open("rb") if isinstance(path, Path) else path.open()
     with file:
-        head = file.read(16)
+        head = file.read(_HEAD)
         file.seek(0)
         try:
-            content, bits = _of_png(file) if head.startswith(_PNG) else (file, 16)
+            content, bits = _of_png(file) if head.startswith(_PNG) else (file, None)
             image = Image.open(content, formats=FORMATS)
             if image.width * image.height > MAX_PIXELS:
                 raise Image.DecompressionBombError
             _refuse_layout(image)
-            image.info[_SIGNIFICANT_BITS], part = bits, min(image.size) / max(image.size)
+            if bits and image.mode in ("1", "L") and "transparency" in image.info and head[-1] < 8:
+                image.info["transparency"] *= 255 // (2 ** head[-1] - 1)  # as the pixels are, which Pillow leaves out
+            image.info[_SIGNIFICANT_BITS], part = bits or 16, min(image.size) / max(image.size)
             into[:] = _to_square(image, into.shape[-1], len(into), resize)
             kept[:] = part
         except Image.DecompressionBombError:
@@ -116,7 +124,7 @@ def decode(path: Path | ImageFile | Picture, into: np.ndarray, kept: np.ndarray,
         except Image.UnidentifiedImageError:
             named = [name for name in FORMATS if (accepts := Image.OPEN[name][1]) and accepts(head)]
             if named:
-                return f"it is a {named[0]} whose beginning is damaged: put the original there"
+                return f"it is a damaged {named[0]}, or of a kind that is not read: put the original there, {_ANEW}"
             what = f"holds none of {', '.join(FORMATS)}: convert it to PNG" if head else "is empty: put the image there"
             return f"it {what}, or take it out"
         except InputError as error:
@@ -125,7 +133,7 @@ def decode(path: Path | ImageFile | Picture, into: np.ndarray, kept: np.ndarray,
             raise
         except Exception as error:  # Pillow's decoders raise nearly every type on damaged files
             said = " ".join(str(error).split()) or type(error).__name__
-            return f"it cannot be decoded ({said}): put the original there, or save it anew as PNG"
+            return f"it cannot be decoded ({said}): put the original there, {_ANEW}"
     return None
 
 
@@ -194,6 +202,7 @@ def _grey(image: Any) -> Any:
     if image.mode not in _GREY_16:
         return Image.fromarray(np.asarray(_opaque(image).convert("L")).astype(np.float32) * 257)
     pixels = np.asarray(image).astype(np.float32)
+    is_transparent = pixels == image.info.get("transparency", -1)
     largest = 2 ** image.info.get(_SIGNIFICANT_BITS, 16) - 1
     if pixels.max() <= largest:  # else its bits were moved to the top, as the standard asks
         pixels *= 65535 / largest
@@ -202,6 +211,7 @@ def _grey(image: Any) -> Any:
         pixels *= 65535 / (2 ** tags.get(_TIFF_BITS_PER_SAMPLE, (16,))[0] - 1)
         if tags.get(_TIFF_PHOTOMETRIC) == 0:  # 0 is white, as in some X-rays; Pillow inverts 8 bits only
             pixels = 65535 - pixels
+    pixels[is_transparent] = 65535
     return Image.fromarray(pixels)
 
 
