@@ -80,9 +80,7 @@ class DataConfig(Section):
     padding, and what is not cropped at random is its centre (De et al. 2022, C.2: 1.2 for ImageNet).
     """
     resize: Resize = "crop"
-    """How oblong pictures become squares: their middle alone is taken, black is put beside them, or their proportions
-    change.
-    """
+    """How oblong pictures become squares: by their middle alone, by black beside them, or by other proportions."""
     channels: Literal[1, 3] | None = None
     mean: list[Annotated[float, Field(ge=0, le=1)]] | None = None
     """Public constant per channel, subtracted from images scaled to [0, 1]: constants of [0, 255] divided by 255."""

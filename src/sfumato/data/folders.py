@@ -36,8 +36,6 @@ from sfumato.errors import InputError
 
 DEFAULT_IMAGE_SIZE = 32
 DEFAULT_CHANNELS = 3
-_MOST_LOST = 1 / 3
-"""Of a picture's area, before its owner is told."""
 _LOOKED_AT = 1000
 """Images whose range is told."""
 
@@ -120,14 +118,9 @@ class Listing:
         return Dataset("folder", self.classes, dataclasses.replace(train, readable=counted), judged, held_out)
 
     def _decoded(self) -> ImageSet:
-        size = self.config.stored_size(self.facts.image_size)
+        size, channels, resize = self.config.stored_size(self.facts.image_size), self.facts.channels, self.config.resize
         decoded = decoding.decode_cached(
-            self.root,
-            self.files,
-            image_size=size,
-            channels=self.facts.channels,
-            resize=self.config.resize,
-            report=self.report,
+            self.root, self.files, image_size=size, channels=channels, resize=resize, report=self.report
         )
         decoding.report_unreadable((str(self.root / file.name) for file in self.files), decoded.reasons, self.report)
         self._report_cut(decoded.kept, "images")
@@ -149,7 +142,7 @@ class Listing:
         self._report_cut(decoded.kept, "images, one of each kind of file looked at,")
 
     def _report_cut(self, kept: np.ndarray, what: str) -> None:
-        cut = int((kept < 1 - _MOST_LOST).sum())
+        cut = int((kept < np.float32(2 / 3)).sum())
         if cut and self.config.resize == "crop":
             self.report(
                 f"warning: {what} that lose more than a third of their area, since the centred square is taken: "

@@ -84,8 +84,7 @@ class Picture:
             )
         file = io.BytesIO()
         exif = image.getexif()  # how it is turned
-        modes = dict.fromkeys(("CMYK", "YCbCr", "LAB", "HSV", "RGBX"), "RGB") | {"La": "LA"}
-        modes |= dict.fromkeys(("PA", "RGBa"), "RGBA")
+        modes = {"PA": "RGBA", "RGBa": "RGBA"} | dict.fromkeys(("CMYK", "YCbCr", "LAB", "HSV", "RGBX"), "RGB")
         with refusing(f"{name} cannot be written as PNG", "Give it in mode L, I;16, RGB or RGBA.", OSError):
             image = image.convert(modes[image.mode]) if image.mode in modes else image
             image.save(file, "PNG", exif=exif)

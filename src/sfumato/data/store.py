@@ -242,12 +242,9 @@ def clear(report: Report) -> list[Entry]:
     """
     removed = entries()
     for entry in removed:
-        with contextlib.ExitStack() as stack:
-            with contextlib.suppress(OSError):
-                stack.enter_context(_alone(entry.folder, report))
-            for part in (_PART, MADE):
-                _remove(entry.folder / part)
-        shutil.rmtree(entry.folder)  # with the lock, which some disks keep while it is open
+        with contextlib.suppress(OSError), _alone(entry.folder, report):
+            pass  # nobody fills it now; some disks keep the file of a lock while it is open
+        shutil.rmtree(entry.folder)
     return removed
 
 

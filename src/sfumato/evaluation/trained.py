@@ -81,10 +81,9 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
             raise InputError("two classes have one name. Restore it from a copy, or train again.")
     name, proportions = recipe.model.name, recipe.data.class_proportions
     if facts.decoding_rules not in (None, RULES_VERSION):
-        rules = f"rules {facts.decoding_rules}, and this version of Sfumato has rules {RULES_VERSION}"
-        remedy = "Use the version that trained it, or train again."
-        raise InputError(f"{path} was trained on images that were decoded by {rules}. {remedy}")
-    size = {"image_size": facts.image_size, "channels": facts.channels}
+        other = f"rules {facts.decoding_rules} of decoding, and this version of Sfumato has rules {RULES_VERSION}"
+        raise InputError(f"{path} was trained under {other}. Use the version that trained it, or train again.")
+    size, resizing = pick(facts, "image_size", "channels"), pick(recipe.data, "resize_ratio", "resize")
     how: dict[str, Any] = {**size, "num_classes": len(facts.classes), "options": recipe.model.options, "trust": trust}
 
     def build() -> nn.Module:
@@ -110,12 +109,7 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
         objective=Objective(tuple(proportions) if proportions else None),
         classes=tuple(facts.classes),
         shape=(facts.channels, facts.image_size, facts.image_size),
-        decoding={
-            **size,
-            "mean": tuple(facts.mean),
-            "std": tuple(facts.std),
-            **pick(recipe.data, "resize_ratio", "resize"),
-        },
+        decoding={**size, **resizing, "mean": tuple(facts.mean), "std": tuple(facts.std)},
         calibration=_of_classes(calibration.read(Path(folder), metadata.get("calibration")), facts.classes),
     )
 

@@ -37,8 +37,7 @@ Spread = Annotated[list[config.Spread], Field(min_length=1)]
 
 
 class PublicInputs(Record):
-    """What the guarantee takes to be known to everybody: the weights, the result and the report
-    show it without noise.
+    """What the guarantee takes to be known to everybody: weights, result and report show it without noise.
 
     Attributes:
         num_people: Of whom the images are; None where nobody says.
