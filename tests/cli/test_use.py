@@ -84,6 +84,10 @@ def test_an_image_in_memory_is_what_its_file_is(run, unseen):
     for image in (3, np.zeros((4, 4)), torch.full((3, 4, 4), 2.0), None):
         with pytest.raises(InputError, match="is no image: give a file, a PIL image"):
             classifier.predict(image)
+    for mode in ("PA", "RGBa", "RGBX", "CMYK"):
+        assert classifier.predict(Image.new(mode, (8, 8))).class_name
+    with pytest.raises(InputError, match="cannot be written as PNG.* Give it in mode L, I;16, RGB or RGBA"):
+        classifier.predict(Image.new("F", (8, 8)))
 
 
 def test_one_bad_file_stops_no_other_and_says_why(run, unseen, tmp_path, capsys, monkeypatch):

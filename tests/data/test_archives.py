@@ -184,7 +184,7 @@ REFUSED = {
     "two labels, 'cat' and 'dog'": [("0.png", image(0)), ("0.cls", b"cat"), ("0.json", b'{"label": "dog"}')],
     r"has the label '\[1.0\]', no name": [("cat/0.png", image(0)), ("cat/0.json", b'{"label": [1.0]}')],
     "has the label '', no name": [("0.png", image(0)), ("0.cls", b"")],
-    "0.json has 16777217 bytes. No label is as large": [("0.json", bytes(2**24 + 1)), ("0.png", image(0))],
+    "0.json has 16777217 bytes. Keep its label and group alone": [("0.json", bytes(2**24 + 1)), ("0.png", image(0))],
     "has the label x, which is not in data.classes": [("x/0.png", image(0))],
     "lies in test/, which is a part or a class": [("test/0.png", image(0))],
 }

@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from sfumato.data.decoding import decode_images
 from tests.data.conftest import refused
@@ -15,9 +15,9 @@ RAMP = np.linspace(0, 65535, SIZE * SIZE).round().astype(np.uint16).reshape(SIZE
 COLOUR = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)
 
 
-def decode(path, channels=1, size=SIZE):
+def decode(path, channels=1, size=SIZE, **how):
     """The image as integers (C, S, S), and why it is unreadable."""
-    decoded = decode_images([path], image_size=size, channels=channels)
+    decoded = decode_images([path], image_size=size, channels=channels, **how)
     return decoded.images[0].to(torch.int64).numpy(), decoded.reasons[0]
 
 
@@ -135,6 +135,83 @@ def test_an_oblong_picture_is_its_middle_square_resized(tmp_path, size):
     np.testing.assert_array_equal(decode(tmp_path / "x.png", 3)[0], decode(tmp_path / "square.png", 3)[0])
 
 
+@pytest.mark.parametrize(("extension", "is_upright"), [("png", True), ("jpg", False)])
+def test_an_oblong_picture_is_cut_padded_with_black_or_stretched(tmp_path, extension, is_upright):
+    thirds = np.repeat(np.array([[200, 30, 30], [30, 200, 30], [30, 30, 200]], np.uint8), 16, axis=0)  # 48 pixels
+    picture = np.repeat(thirds[None], 16, axis=0)
+    exif = Image.Exif()
+    exif[0x0112] = 1 if is_upright else 6  # the proportions are those that are seen
+    stored = picture if is_upright else np.rot90(picture)
+    Image.fromarray(np.ascontiguousarray(stored)).save(tmp_path / f"x.{extension}", exif=exif, quality=100)
+    found = {how: decode(tmp_path / f"x.{extension}", 3, 24, resize=how)[0] for how in ("crop", "pad", "stretch")}
+    grey = decode(tmp_path / f"x.{extension}", 1, 24, resize="pad")[0][0]
+    inside = [slice(2, 6), slice(10, 14), slice(18, 22)]  # of each colour, away from its edges
+    for third, columns in zip(thirds[8::16], inside, strict=True):
+        colour = third[:, None, None]
+        assert np.abs(found["crop"] - thirds[24][:, None, None])[:, 3:-3, columns].max() < 5
+        assert np.abs(found["stretch"] - colour)[:, :, columns].max() < 5
+        assert np.abs(found["pad"] - colour)[:, 9:15, columns].max() < 5
+        assert np.abs(grey[9:15, columns] / 257 - luma(third)).max() < 5
+    for padded in (found["pad"], grey[None]):
+        assert not padded[:, :8].any() and not padded[:, 16:].any()  # 24 x 8 in the middle
+
+
+def test_a_picture_of_one_row_takes_no_more_memory_than_any_other(tmp_path):
+    Image.new("L", (60_000, 1), 255).save(tmp_path / "x.png")
+    row = decode(tmp_path / "x.png", resize="pad")[0][0]
+    assert (row[7:9].any(1)).sum() == 1 and (row.any(1)).sum() == 1
+    assert (decode(tmp_path / "x.png", resize="stretch")[0] == 65535).all()
+
+
+HEAD = b"\x89PNG\r\n\x1a\n"
+
+
+def chunk_of(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+LARGE = zlib.compress(bytes(3_000_000))
+CHUNKS = [
+    (b"iCCP", b"profile\0\0" + LARGE),
+    (b"zTXt", b"Raw profile type 8bim\0\0" + LARGE),
+    (b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0" + LARGE),
+    (b"tEXt", b"ImageJ\0" + bytes(3_000_000)),
+]
+
+
+@pytest.mark.parametrize(("kind", "data"), CHUNKS, ids=[kind.decode() for kind, _ in CHUNKS])
+def test_a_png_is_seen_whatever_texts_and_profiles_lie_beside_its_pixels(tmp_path, monkeypatch, kind, data):
+    """Design tools and microscopes write them, larger than Pillow takes; what is read beside them stays."""
+    monkeypatch.setattr(PngImagePlugin, "MAX_TEXT_MEMORY", 2_000_000)  # of all texts; else 64 MB
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    path = tmp_path / "x.png"
+    Image.fromarray(COLOUR[::-1, ::-1].copy()).save(path, exif=exif)
+    plain = path.read_bytes()
+    for place in (33, len(plain) - 12):  # behind the header, before the end
+        path.write_bytes(plain[:place] + chunk_of(kind, data) + plain[place:])
+        pixels, reason = decode(path, 3)
+        assert reason is None
+        np.testing.assert_array_equal(pixels, COLOUR.transpose(2, 0, 1))
+
+
+TEXTS = [("XML:com.adobe.xmp", True), ("Raw profile type exif", True), ("x", False)]
+
+
+@pytest.mark.parametrize(("text", "is_turned"), TEXTS)
+def test_texts_of_a_png_that_turn_it_are_read(tmp_path, text, is_turned):
+    exif, texts = Image.Exif(), PngImagePlugin.PngInfo()
+    exif[0x0112] = 3
+    raw = exif.tobytes()
+    if text.startswith("Raw"):
+        texts.add_text(text, f"\nexif\n{len(raw):8}\n{raw.hex()}\n", zip=True)
+    else:
+        texts.add_itxt(text, '<x tiff:Orientation="3"/>')
+    Image.fromarray(COLOUR).save(tmp_path / "x.png", pnginfo=texts)
+    truth = COLOUR[::-1, ::-1] if is_turned else COLOUR
+    np.testing.assert_array_equal(decode(tmp_path / "x.png", 3)[0], truth.transpose(2, 0, 1))
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_palette_is_looked_up(tmp_path, channels):
     image = Image.fromarray(COLOUR).quantize(200)
@@ -167,6 +244,25 @@ def test_a_transparent_palette_entry_is_white(tmp_path):
     image.save(tmp_path / "x.png", transparency=0)
     pixels, _ = decode(tmp_path / "x.png", 3)
     assert (pixels[:, :, :8] == 255).all() and (pixels[:, :, 8:] == np.array([10, 20, 30])[:, None, None]).all()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
+def test_the_grey_that_a_png_calls_transparent_is_white(tmp_path, bits, channels):
+    """Of any depth: programs that make files small write grey of few bits so."""
+    values = np.random.default_rng(bits).integers(0, 2**bits, (SIZE, SIZE))
+    values[:2] = seen_through = 1
+    row_bits = (values[..., None] >> np.arange(bits)[::-1]) & 1
+    rows = np.packbits(row_bits.reshape(SIZE, -1).astype(np.uint8), axis=1)
+    parts = [
+        (b"IHDR", struct.pack(">IIBBBBB", SIZE, SIZE, bits, 0, 0, 0, 0)),
+        (b"tRNS", struct.pack(">H", seen_through)),
+    ]
+    parts += [(b"IDAT", zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))), (b"IEND", b"")]
+    (tmp_path / "x.png").write_bytes(HEAD + b"".join(chunk_of(*part) for part in parts))
+    truth = np.where(values == seen_through, 65535, values * (65535 / (2**bits - 1)))
+    pixels, _ = decode(tmp_path / "x.png", channels)
+    np.testing.assert_allclose(pixels[0] * (257 if channels == 3 else 1), truth, atol=128 if channels == 3 else 0)
 
 
 @pytest.mark.parametrize("extension", ["jpg", "tif"])
@@ -250,7 +346,13 @@ def test_a_truncated_file_is_unreadable_and_keeps_its_index(tmp_path, extension)
 
 
 UNREADABLE = [
-    (lambda path: path.write_bytes(b""), "PNG, JPEG, BMP, WEBP, TIFF"),
+    (
+        lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk_of(b"IHDR", bytes(13))[:-1] + b"x"),
+        "a damaged PNG, or",
+    ),
+    (lambda path: path.write_bytes(b"\xff\xd8\xff\xc3" + bytes(20)), "a damaged JPEG, or of a kind that is not read"),
+    (lambda path: path.write_bytes(b"MM\0*\0\0\0\x08\0\0"), "TIFF"),
+    (lambda path: path.write_bytes(b""), "it is empty"),
     (lambda path: path.write_bytes(b"GIF89a\x01\0\x01\0\0\0\0;"), "PNG, JPEG, BMP, WEBP, TIFF"),
     (lambda path: Image.new("1", (9_000, 9_000)).save(path, "PNG"), "more than 64 million pixels"),  # our limit
     (lambda path: Image.new("1", (20_000, 20_000)).save(path, "PNG"), "more than 64 million pixels"),  # Pillow's

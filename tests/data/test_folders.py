@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from sfumato.config import DataConfig, parse
-from sfumato.data import layouts, listing
+from sfumato.data import decoding, layouts, listing
 from sfumato.data.folders import decode_files, labelled_images
 from sfumato.data.layouts import HELD_OUT_FRACTION, hash_fraction, hold_out, is_held_out
 from sfumato.data.listing import ImageFile
@@ -285,6 +285,38 @@ def test_a_resize_ratio_is_kept_from_training_to_answers(two_classes):
     scored, _ = labelled_images(two_classes, data.classes, resize_ratio=1.25, report=quiet, **settings)
     assert images.shape == scored.shape == (3, 8, 8)
     assert torch.equal(images.batch(rows), scored.batch(rows))
+
+
+@pytest.mark.parametrize("resize", ["crop", "pad", "stretch"])
+def test_how_pictures_become_squares_is_kept_from_training_to_answers_and_much_loss_is_told(two_classes, resize):
+    said, own = [], config(image_size=8, resize=resize, channels=3)
+    wide = Image.fromarray(np.arange(48 * 16, dtype=np.uint16).reshape(16, 48) * 80)
+    for number in range(7):
+        wide.save(two_classes / f"cat/wide-{number}.png")
+    Image.new("L", (20, 30), 9).save(two_classes / "cat/00.png")  # loses exactly a third
+    (two_classes / "cat/broken.png").write_bytes(b"")
+    for _ in range(2):  # at each start
+        told = []
+        data = load(own, two_classes, told.append)
+        said.append([line for line in told if "that lose more than a third of their area" in line])
+    first, files = torch.tensor([0]), [two_classes / "cat/wide-0.png"]
+    settings = {"image_size": 8, "channels": 3, "mean": data.mean, "std": data.std}
+    answered = decode_files(files, resize=resize, **settings)[0].batch(first)
+    assert any(torch.equal(row, answered[0]) for row in data.train.batch(torch.arange(len(data.train))))
+    assert torch.equal(answered, decode_files(files, **settings)[0].batch(first)) == (resize == "crop")
+    assert said[0] == said[1] and len(said[0]) == (resize == "crop")
+    if said[0]:
+        assert "taken: 7 of 68" in said[0][0] and "This is private" in said[0][0]
+
+
+def test_a_look_before_a_run_sees_one_file_of_each_kind(two_classes, monkeypatch):
+    Image.new("L", (48, 16)).save(two_classes / "cat/wide.bmp")
+    seen, lines = [], []
+    decode = decoding.decode_images
+    monkeypatch.setattr(decoding, "decode_images", lambda files, **how: seen.extend(files) or decode(files, **how))
+    facts(config(), two_classes, lines.append)
+    assert sorted(file.name for file in seen) == ["cat/00.png", "cat/wide.bmp"]
+    assert any("one of each kind of file looked at, that lose" in line and "taken: 1 of 2" in line for line in lines)
 
 
 def test_a_folder_whose_values_stay_below_a_sixteenth_of_white_is_told(tmp_path, write_image):

@@ -6,11 +6,16 @@ import itertools
 import json
 import re
 import shlex
+import shutil
 
 import pytest
+from PIL import Image
 
 from sfumato.config import DataConfig
+from sfumato.data.catalogue import NAMED, missing
+from sfumato.data.images import normalisation
 from sfumato.data.layouts import list_images
+from sfumato.data.loading import facts
 from sfumato.errors import InputError
 from tests.data.conftest import quiet, refused
 
@@ -158,3 +163,40 @@ def test_a_table_of_labels_is_left_out_by_its_own_name_alone(tmp_path):
     (root / "metadata.csv").write_text("file_name,text\n")
     refused("label", listed, root, exclude=["*.csv"])
     assert len(listed(root, exclude=["metadata.csv", "notes.csv"])) == 4
+
+
+def test_a_table_that_is_none_is_left_out_by_the_words_of_its_refusal(tmp_path):
+    root = written(tmp_path, "{train,test}/{cat,dog}/{0..3}.png")
+    (root / "train/metadata.csv").write_text("picture,class\n")
+    with pytest.raises(InputError, match="one column 'file_name'") as refusal:
+        listed(root)
+    place, keys = pasted(str(refusal.value), root)
+    assert {file.part for file in listed(place, **keys)} == {"train", "test"}
+
+
+def test_where_a_named_set_would_be_read_from_is_said(tmp_path):
+    written(tmp_path, " ".join(NAMED["mnist"].files))
+    for root in (tmp_path, tmp_path / "MNIST/raw"):
+        with pytest.raises(InputError, match="data.name = mnist or fashion_mnist") as refusal:
+            listed(root)
+        assert f"--data-root the folder of {NAMED['mnist'].files[0]} or " in str(refusal.value)
+    assert missing("mnist", tmp_path) is None
+
+
+@pytest.mark.parametrize("values", [[0.5], [0.5, 0.5, float("nan")]])
+def test_constants_that_do_not_fit_may_be_left_out(values):
+    refused(r"Give 3, or leave it out\.$", normalisation, values, None, 3, ((0.5,) * 3, (0.5,) * 3))
+
+
+def test_no_held_out_image_is_mended_by_parts(tmp_path):
+    for name in ("cat/2.png", "dog/1.png"):  # whose hashes hold neither out
+        (tmp_path / name).parent.mkdir()
+        Image.new("L", (8, 8)).save(tmp_path / name)
+    recipe = DataConfig(name="folder")
+    refused(r"put the classes into train/ and test/\.$", facts, recipe, tmp_path, quiet)
+    for part in ("train", "test"):
+        for label in ("cat", "dog"):
+            shutil.copytree(tmp_path / label, tmp_path / part / label)
+    for label in ("cat", "dog"):
+        shutil.rmtree(tmp_path / label)
+    assert facts(recipe, tmp_path, quiet).num_examples == 2

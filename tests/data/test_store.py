@@ -1,5 +1,6 @@
 """What is kept on disk: made once, by one process at a time, and never read before it is whole."""
 
+import errno
 import json
 import os
 import shutil
@@ -14,11 +15,11 @@ import pytest
 import torch
 from PIL import Image
 
-from sfumato.data import decoding, store
+from sfumato.data import archives, decoding, pixels, store
 from sfumato.data.decoding import decode_cached, decode_images
 from sfumato.data.images import ImageSet
 from sfumato.data.listing import find_images
-from tests.data.conftest import quiet
+from tests.data.conftest import encoded, quiet, tar_of
 
 
 @pytest.fixture
@@ -41,8 +42,8 @@ def root(tmp_path, write_image):
     return tmp_path / "images"
 
 
-def load(root, image_size=8, channels=1, report=quiet):
-    return decode_cached(root, find_images(root), image_size=image_size, channels=channels, report=report)
+def load(root, image_size=8, channels=1, report=quiet, **how):
+    return decode_cached(root, find_images(root), image_size=image_size, channels=channels, report=report, **how)
 
 
 def slots():
@@ -50,7 +51,8 @@ def slots():
 
 
 def same(first, second):
-    return torch.equal(first.images.to(torch.int32), second.images.to(torch.int32)) and first.reasons == second.reasons
+    alike = first.reasons == second.reasons and np.array_equal(first.kept, second.kept)
+    return alike and torch.equal(first.images.to(torch.int32), second.images.to(torch.int32))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -80,7 +82,7 @@ def test_it_is_for_the_user_alone_and_lies_where_xdg_says(root, cache_home, monk
 def test_only_what_changed_is_decoded_anew(root, decoded_names, write_image):
     first = load(root)
     decoded_names.clear()
-    Image.fromarray(np.full((12, 12), 77, np.uint8)).save(root / "1.png")
+    Image.fromarray(np.full((12, 20), 77, np.uint8)).save(root / "1.png")
     write_image("25.png")
     (root / "0.png").unlink()
     second = load(root)  # 1, 2, 25, 3, 4
@@ -96,13 +98,13 @@ def test_only_what_changed_is_decoded_anew(root, decoded_names, write_image):
 
 def test_other_settings_rules_and_folders_are_decoded_anew(root, decoded_names, monkeypatch, tmp_path):
     for _ in range(2):
-        for size, channels in ((8, 1), (9, 1), (8, 3)):
-            assert load(root, size, channels).images.shape == (5, channels, size, size)
-        assert len(decoded_names) == 15
-    monkeypatch.setattr(decoding, "RULES_VERSION", 0)
+        for size, channels, resize in ((8, 1, "crop"), (9, 1, "crop"), (8, 3, "crop"), (8, 1, "pad")):
+            assert load(root, size, channels, resize=resize).images.shape == (5, channels, size, size)
+        assert len(decoded_names) == 20
+    monkeypatch.setattr(pixels, "RULES_VERSION", 0)
     load(root)
     load(root.rename(tmp_path / "moved"))
-    assert len(decoded_names) == 25
+    assert len(decoded_names) == 30
 
 
 def test_a_cache_that_cannot_be_had_is_reported_and_costs_only_time(root, monkeypatch, tmp_path):
@@ -175,6 +177,27 @@ def test_what_is_kept_is_listed_and_cleared_and_an_empty_folder_has_an_empty_cac
     assert store.clear(print) == found and slots() == [] == store.entries()
     for _ in range(2):
         assert load(root.parent / "none").images.shape == (0, 1, 8, 8)
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS])
+def test_on_a_disk_without_locks_nothing_is_kept_and_all_that_was_is_cleared(root, monkeypatch, code):
+    truth, lines = load(root), []
+    archive = root.parent / "packed"
+    archive.mkdir()
+    (archive / "a.tar").write_bytes(tar_of([(f"{name}/1.png", encoded(1)) for name in "ab"]))
+    monkeypatch.setattr(store.fcntl, "flock", Mock(side_effect=OSError(code, os.strerror(code))))
+    assert same(load(root, report=lines.append), truth) and same(load(root, image_size=9), load(root, image_size=9))
+    assert f"its disk has no locks ({os.strerror(code)}): name a folder on another by XDG_CACHE_HOME" in lines[0]
+    with pytest.raises(OSError, match="has no locks"):
+        archives.unpacked(archive, archives.archives_of(archive), quiet)
+    assert len(slots()) == 3 and {entry.kind for entry in store.clear(print)} == {"images", "unpacked"} and not slots()
+
+
+def test_a_clear_that_leaves_something_says_so(root, monkeypatch):
+    load(root)
+    monkeypatch.setattr(store.shutil, "rmtree", Mock(side_effect=OSError(16, "Device or resource busy", "values.npy")))
+    with pytest.raises(OSError, match="busy"):
+        store.clear(print)
 
 
 def test_a_batch_of_rows_on_disk_is_that_of_the_rows_in_memory(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from sfumato.data.pixels import RULES_VERSION
 from sfumato.errors import InputError
 from sfumato.evaluation.trained import load
 from sfumato.models import build
@@ -71,6 +72,16 @@ def theirs(tmp_path, monkeypatch):
 def test_a_file_of_our_own_registry_is_read_and_says_what_it_was_trained_with(tmp_path):
     trained = load(write_run(tmp_path / "run"))
     assert trained.classes == ("a", "b") and trained.model(torch.zeros(1, 1, 8, 8)).shape == (1, 2)
+
+
+def test_images_are_made_squares_as_in_training_by_rules_that_this_version_has(tmp_path):
+    run = write_run(tmp_path / "run", recipe("small_cnn", 'name = "folder"\nresize = "pad"'))
+    assert load(run).decoding["resize"] == "pad"  # before the version of the rules was noted
+    write_run(run, facts={"decoding_rules": RULES_VERSION})
+    assert load(run).decoding["resize"] == "crop"
+    write_run(run, facts={"decoding_rules": RULES_VERSION + 1})
+    with pytest.raises(InputError, match="Use the version that trained it, or train again"):
+        load(run)
 
 
 def test_code_that_a_file_names_is_imported_only_if_it_is_trusted(tmp_path, theirs):

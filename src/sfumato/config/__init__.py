@@ -30,6 +30,7 @@ from sfumato.config.sections import MayChange, OptimizerConfig, Section
 from sfumato.config.sections import ModelConfig as ModelConfig
 from sfumato.config.sections import PrivacyConfig as PrivacyConfig
 from sfumato.config.sections import Recipe as Recipe
+from sfumato.config.sections import Resize as Resize
 from sfumato.config.sections import RunConfig as RunConfig
 from sfumato.config.sections import Spread as Spread
 from sfumato.errors import InputError, nearest, refusing

@@ -15,6 +15,7 @@ PositiveInt = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Spread = Annotated[float, Field(ge=1e-6, le=1)]
 """What images may be divided by: float32 holds the result."""
+Resize = Literal["crop", "pad", "stretch"]
 AugmentationKind = Literal["none", "flip", "crop", "crop_flip", "rrc", "tan", "simclr"]
 
 
@@ -79,6 +80,8 @@ class DataConfig(Section):
     """Images are resized to this multiple of image_size: crops are parts of it, drawn at random, without
     padding, and what is not cropped at random is its centre (De et al. 2022, C.2: 1.2 for ImageNet).
     """
+    resize: Resize = "crop"
+    """How oblong pictures become squares: by their middle alone, by black beside them, or by other proportions."""
     channels: Literal[1, 3] | None = None
     """1: grey, 3: colour."""
     mean: list[Annotated[float, Field(ge=0, le=1)]] | None = None

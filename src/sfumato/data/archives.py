@@ -127,7 +127,7 @@ def _row(
     """Of an image by its name in an archive without what tells its kind, the suffix; `above` are its folders."""
     parts = {PART_MEANT[folder.casefold()] for folder in above if folder.casefold() in PART_MEANT}
     if len(parts) > 1:
-        raise InputError(f"{path}: {name} lies in folders of two parts. Move it.")
+        raise InputError(f"{path}: {name} lies in folders of two parts. Leave one of them out.")
     part, of_archive = "".join(parts), part_of(path)
     if of_archive and part and of_archive != part:
         named = f"the archive is named for {of_archive}. Rename the archive, or the folder."
@@ -157,7 +157,7 @@ def files_of(tar: tarfile.TarFile, where: str, most_bytes: int = _MOST_BYTES) ->
             if not member.isfile() or member.sparse is not None:
                 raise InputError(f"{where}: {member.name} is a link or no ordinary file. Put the file itself there.")
             if member.size > most_bytes:
-                raise InputError(f"{where}: {member.name} has {member.size} bytes. No image is as large.")
+                raise InputError(f"{where}: {member.name} has {member.size} bytes, as no image has. Take it out.")
             yield member
         assert tar.fileobj is not None
         tar.fileobj.seek(tar.offset)
@@ -187,7 +187,7 @@ def _images_of_tar(path: Path, keep: Keep, report: Report) -> list[Row]:
                 beside[suffix] += 1
                 continue
             if suffix in _LABELS and member.size > _MOST_BYTES_OF_A_LABEL:
-                raise InputError(f"{where} has {member.size} bytes. No label is as large.")
+                raise InputError(f"{where} has {member.size} bytes. Keep its label and group alone.")
             with refusing(f"{path} is cut short or damaged", _ORIGINAL, *DAMAGED):
                 content = tar.extractfile(member).read()  # type: ignore[union-attr]  # of a file, never None
             if suffix in EXTENSIONS:
@@ -205,7 +205,7 @@ def _stated(where: str, suffix: str, content: bytes) -> dict[str, str]:
     """The label and the group that a file beside an image states; each only where it does."""
     if suffix == ".cls":
         return {"label": _as_text(where, "label", content.decode("utf-8-sig", "replace"))}
-    with refusing(f"{where} is no JSON", "Correct it.", ValueError, RecursionError):
+    with refusing(f"{where} is no JSON", 'Write it as {"label": "NAME"}.', ValueError, RecursionError):
         found = json.loads(content)
     columns = [column for column in ("label", "group") if isinstance(found, dict) and column in found]
     return {column: _as_text(where, column, found[column]) for column in columns}
@@ -228,7 +228,7 @@ def _told_of_images(
         if whose:
             told[whose[0]].append(said)
         elif "label" in said:
-            raise InputError(f"{where} has no image of a known kind ({', '.join(EXTENSIONS)}) beside it. Convert it.")
+            raise InputError(f"{where} has no image of a known kind ({', '.join(EXTENSIONS)}) beside it. Add one.")
     return told
 
 
@@ -304,5 +304,5 @@ def _as_text(where: str, column: str, value: Any) -> str:
         value = int(value)  # tables write whole numbers so beside empty cells
     text = unicodedata.normalize("NFC", str(value)).strip() if isinstance(value, (str, int)) else ""
     if not 0 < len(text) <= _MOST_SIGNS:
-        raise InputError(f"{where} has the {column} {str(value)[:50]!r}, no name or whole number. Correct it.")
+        raise InputError(f"{where} has the {column} {str(value)[:50]!r}, no name or whole number. Write one there.")
     return text

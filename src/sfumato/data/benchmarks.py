@@ -169,7 +169,8 @@ class NamedListing:
             files += [dataclasses.replace(file, name=f"{part}/{file.name}") for file in found]
         seen, channels = self._config.image_size or named.shape[1], named.shape[0]
         size = self._config.stored_size(seen)
-        decoded = decode_cached(home, files, image_size=size, channels=channels, report=self._report)
+        resize = self._config.resize
+        decoded = decode_cached(home, files, image_size=size, channels=channels, resize=resize, report=self._report)
         report_unreadable(map(str, files), decoded.reasons, self._report)
         places = {label: place for place, label in enumerate(known)}
         return decoded.seen(seen, self._scale, torch.tensor([places[file.label] for file in files]))

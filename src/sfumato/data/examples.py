@@ -140,4 +140,4 @@ def check_proportions(config: DataConfig, num_classes: int) -> None:
     shares = config.class_proportions
     if shares is not None and (len(shares) != num_classes or abs(sum(shares) - 1) > 0.02):
         what = f"one share for each of {num_classes} classes with sum 1"
-        raise InputError(f"data.class_proportions = {shares} is not {what}. Correct it.")
+        raise InputError(f"data.class_proportions = {shares} is not {what}. State it so, or leave it out.")

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from sfumato.config import DataConfig
+from sfumato.config import DataConfig, Resize
 from sfumato.data import decoding
 from sfumato.data.catalogue import Facts
 from sfumato.data.examples import Dataset, check_proportions
@@ -30,6 +30,7 @@ from sfumato.data.layouts import (
     with_groups,
 )
 from sfumato.data.listing import ImageFile
+from sfumato.data.pixels import Picture
 from sfumato.data.store import Report
 from sfumato.errors import InputError
 
@@ -81,7 +82,8 @@ class Listing:
             remedy = "Add images of it, or take it out of data.classes and of the folder."
             raise InputError(f"class {missing[0]} has no training image. {remedy}")
         if not self.parts[self.held_out]:
-            raise InputError(f"not one image is held out ({self.held_out}). Add images, or a {self.held_out}/ folder.")
+            remedy = f"Add images, or put the classes into train/ and {self.held_out}/."
+            raise InputError(f"not one image is held out ({self.held_out}). {remedy}")
         self.beyond = beyond_limit(train, images_per_person)
         people = None if config.group_by is None else len({item.group for item in train})
         size = config.image_size or DEFAULT_IMAGE_SIZE
@@ -121,11 +123,12 @@ class Listing:
         return Dataset("folder", self.classes, dataclasses.replace(train, readable=counted), judged, held_out)
 
     def _decoded(self) -> ImageSet:
-        size = self.config.stored_size(self.facts.image_size)
+        size, channels, resize = self.config.stored_size(self.facts.image_size), self.facts.channels, self.config.resize
         decoded = decoding.decode_cached(
-            self.root, self.files, image_size=size, channels=self.facts.channels, report=self.report
+            self.root, self.files, image_size=size, channels=channels, resize=resize, report=self.report
         )
         decoding.report_unreadable((str(self.root / file.name) for file in self.files), decoded.reasons, self.report)
+        self._report_cut(decoded.kept, "images")
         self._report_copies(decoded)
         white = np.iinfo(decoding.stored_type(self.facts.channels)).max
         some = decoded.images.numpy()[:: max(1, len(decoded.images) // _LOOKED_AT)]  # not all of what lies on disk
@@ -136,6 +139,20 @@ class Listing:
             )
         groups = None if self.config.group_by is None else [str(item.group) for item in self.files]
         return decoded.seen(self.facts.image_size, self.scale, _labels(self.files, self.classes), groups)
+
+    def report_first(self) -> None:
+        """Says to the owner whether pictures lose much of their area, by the first file of each kind alone."""
+        first = {Path(file.name).suffix.lower(): file for file in reversed(self.files)}
+        decoded = decoding.decode_images(list(first.values()), image_size=DEFAULT_IMAGE_SIZE, channels=1)
+        self._report_cut(decoded.kept, "images, one of each kind of file looked at,")
+
+    def _report_cut(self, kept: np.ndarray, what: str) -> None:
+        cut = int((kept < np.float32(2 / 3)).sum())
+        if cut and self.config.resize == "crop":
+            self.report(
+                f"warning: {what} that lose more than a third of their area, since the centred square is taken: "
+                f'{cut} of {len(kept)}. Set data.resize = "pad" or "stretch" to keep all of each. This is private.'
+            )
 
     def _report_copies(self, decoded: decoding.Decoded) -> None:
         """Says to the owner how many files hold the same image: the guarantee is for each file alone, and of what was
@@ -195,26 +212,27 @@ class Listing:
 
 
 def decode_files(
-    files: Sequence[Path | ImageFile | decoding.Picture],
+    files: Sequence[Path | ImageFile | Picture],
     *,
     image_size: int,
     channels: int,
     mean: Sequence[float],
     std: Sequence[float],
     resize_ratio: float = 1.0,
+    resize: Resize = "crop",
 ) -> tuple[ImageSet, list[str | None]]:
     """Images to be classified. Nothing of them is cached.
 
     Args:
         files: Image files.
-        image_size: What the model was trained with; `resize_ratio`, `channels`, `mean` and
-            `std` likewise.
+        image_size: What the model was trained with; `resize_ratio`, `resize`, `channels`, `mean` and `std` likewise.
 
     Returns:
         The images, with label 0 throughout; `readable` says which to believe, and why not the
         others.
     """
-    decoded = decoding.decode_images(files, image_size=round(resize_ratio * image_size), channels=channels)
+    size = round(resize_ratio * image_size)
+    decoded = decoding.decode_images(files, image_size=size, channels=channels, resize=resize)
     return decoded.seen(image_size, (tuple(mean), tuple(std))), decoded.reasons
 
 

@@ -183,8 +183,7 @@ def normalisation(mean: list[float] | None, std: list[float] | None, channels: i
     for key, values, fallback in (("mean", mean, default[0]), ("std", std, default[1])):
         constants = tuple(values) if values is not None else fallback
         if len(constants) != channels or not all(math.isfinite(value) for value in constants):
-            raise InputError(
-                f"data.{key} = {list(constants)} is not one finite number per channel ({channels}). Correct it."
-            )
+            what = f"is not one finite number per channel ({channels})"
+            raise InputError(f"data.{key} = {list(constants)} {what}. Give {channels}, or leave it out.")
         chosen.append(constants)
     return chosen[0], chosen[1]

@@ -37,6 +37,7 @@ from sfumato.errors import InputError, refusing
 
 HELD_OUT_FRACTION = 0.2
 Part = Literal["train", "valid", "test"]
+_GROUP = "Put what names a person in parentheses, as in '(patient[0-9]+)'; 'group' alone is a table's column."
 MOST_NAMED = 5
 """Names that a line for the user gives as examples."""
 
@@ -182,13 +183,10 @@ def with_groups(group_by: str | None, files: Sequence[ImageFile], root: Path, re
         remedy = "Fill its group in, as for all others, or take data.group_by out"
     else:
         remedy = "Correct the expression, or rename the file"
-        with refusing(f"data.group_by = {group_by!r} is no regular expression", "Correct it.", re.error):
+        with refusing(f"data.group_by = {group_by!r} is no regular expression", _GROUP, re.error):
             expression = re.compile(group_by)
         if not expression.groups:
-            remedy = (
-                "Put what names a person in parentheses, as in '(patient[0-9]+)'; 'group' alone is a table's column."
-            )
-            raise InputError(f"data.group_by = {group_by!r} has no (group) to read from a path. {remedy}")
+            raise InputError(f"data.group_by = {group_by!r} has no (group) to read from a path. {_GROUP}")
         named = [match[1] if (match := expression.search(file.name)) else None for file in files]
     grouped = []
     for file, group in zip(files, named, strict=True):
@@ -221,7 +219,7 @@ def classes_of(config: DataConfig, root: Path, files: Sequence[ImageFile]) -> tu
     for item in files:
         if item.label not in classes:
             wrong = f"the label {item.label}, which is not in data.classes ({', '.join(classes)})"
-            raise InputError(f"{root / item.name} has {wrong}. Correct one of them.")
+            raise InputError(f"{root / item.name} has {wrong}. Change its label, or add the class.")
     return classes
 
 

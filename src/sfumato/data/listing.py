@@ -137,7 +137,7 @@ def find_files(root: Path, exclude: Sequence[str] = (), *, must_name: bool = Tru
                 found.others.append(name)
     for pattern in exclude:
         if must_name and pattern not in used:
-            raise InputError(f"data.exclude: nothing in {root} is called {pattern!r}. Correct it, or take it out.")
+            raise InputError(f"data.exclude: nothing in {root} is called {pattern!r}. Name what is, or take it out.")
     holding = {file.name.rpartition("/")[0] for file in found.images}
     holding |= {str(above) for folder in list(holding) for above in PurePosixPath(folder).parents}
     found.folders[:] = [folder for folder in found.folders if folder in holding or folder not in passed_over]

@@ -57,13 +57,16 @@ def is_judged_on_test(recipe: Recipe) -> bool:
 
 
 def facts(config: DataConfig, data_root: Path | None, report: Report, limit: int | None = None) -> Facts:
-    """The public numbers of the data set; of a folder by its files' names, without decoding an
-    image.
+    """The public numbers of the data set; of a folder by its files' names. Of an image of each kind of file its owner
+    is told (`report`) how much of it is seen.
 
     Raises:
         InputError: As `list_images`.
     """
-    return list_images(config, data_root, report, limit).facts
+    listed = list_images(config, data_root, report, limit)
+    if isinstance(listed, Listing):
+        listed.report_first()
+    return listed.facts
 
 
 def load(config: DataConfig, data_root: Path | None, report: Report, limit: int | None = None) -> Dataset:

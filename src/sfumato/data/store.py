@@ -113,6 +113,9 @@ def _alone(slot: Path, report: Report) -> Iterator[None]:
         except BlockingIOError:
             report(f"another process is filling {slot}: waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            why = f"its disk has no locks ({error.strerror}): name a folder on another by XDG_CACHE_HOME"
+            raise OSError(error.errno, why, str(slot)) from None
         yield
 
 
@@ -235,12 +238,13 @@ def entries() -> list[Entry]:
 
 def clear(report: Report) -> list[Entry]:
     """Removes all that the cache holds, and says what it was. A process that is filling a part of it
-    is waited for.
+    is waited for, but on a disk without locks, where nothing is filled.
     """
     removed = entries()
     for entry in removed:
-        with _alone(entry.folder, report):
-            shutil.rmtree(entry.folder)
+        with contextlib.suppress(OSError), _alone(entry.folder, report):
+            pass  # nobody fills it now; some disks keep the file of a lock while it is open
+        shutil.rmtree(entry.folder)
     return removed
 
 

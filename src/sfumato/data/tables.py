@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from sfumato.data.listing import FILE_COLUMNS, PART_MEANT, Found, ImageFile, find_files, parts_of
+from sfumato.data.listing import FILE_COLUMNS, PART_MEANT, Found, ImageFile, find_files, parts_of, relative_name
+from sfumato.data.proposals import leaving_out
 from sfumato.errors import InputError, refusing
 
 _KNOWN = {*FILE_COLUMNS.values(), "label", "group"}
@@ -52,13 +53,13 @@ def read_labels(
     labelled: dict[str, ImageFile] = {}
     lines: dict[str, str] = {}
     for table in found.tables:
-        for line, file, row in _rows(table):
+        for line, file, row in _rows(table, root):
             where = f"{table} line {line}"
             name = _name_of(table, root, file)
             if name in labelled:
                 raise InputError(f"{where}: {file} stands in {lines[name]} already. Take one line out.")
             if name not in files:
-                raise InputError(f"{where}: there is no image {file} below {table.parent}. Correct the line.")
+                raise InputError(f"{where}: there is no image {file} below {table.parent}. Write its path from there.")
             if parts and "/" not in name:
                 raise InputError(f"{files[name].path} lies outside train/, valid/ and test/. Move it into one of them.")
             part = _part_of(where, file, parts[name.split("/")[0]] if parts else None, row.get("split"))
@@ -86,13 +87,13 @@ def _part_of(where: str, file: str, lies_in: str | None, split: str | None) -> s
         return lies_in
     stated = PART_MEANT.get(split.casefold())
     if stated is None:
-        raise InputError(f"{where}: split {split!r} is none of train, valid, test. Correct it.")
+        raise InputError(f"{where}: split {split!r} is none of train, valid, test. Write one of these.")
     if lies_in not in (None, stated):
-        raise InputError(f"{where}: {file} has split {stated} and lies in {lies_in}/. Correct one of them.")
+        raise InputError(f"{where}: {file} has split {stated} and lies in {lies_in}/. Move it, or change its split.")
     return stated
 
 
-def _rows(table: Path) -> list[tuple[int, str, dict[str, str]]]:
+def _rows(table: Path, root: Path) -> list[tuple[int, str, dict[str, str]]]:
     """Of each row its line's number, its file, and its label, split and group, stripped; only groups may be empty."""
     header, lines = _read(table)
     file = FILE_COLUMNS[table.name]
@@ -101,14 +102,14 @@ def _rows(table: Path) -> list[tuple[int, str, dict[str, str]]]:
     if any(header.count(name) != 1 for name in columns.values()):
         listed = " and ".join(f"one column {name!r}" for name in columns.values())
         needs = f"{listed} in its first line, parted by commas, semicolons or tabs"
-        leave = f"Correct the first line, or leave it out: --set 'data.exclude=[\"{table.name}\"]'"
+        leave = f"Write these there, or leave it out: {leaving_out([relative_name(table, root)])}"
         raise InputError(f"{table} needs {needs}; it has {', '.join(header) or 'none'}. {leave}")
     rows = []
     for line, cells in lines:
         row = {key: _as_text(cells.get(name)) for key, name in columns.items()}
         empty = next((key for key, value in row.items() if not value and key != "group"), None)
         if empty is not None:
-            raise InputError(f"{table} line {line} has no {empty}. Fill it in, or take the line out.")
+            raise InputError(f"{table} line {line} has no {empty}. Fill it in, or take out line and image.")
         rows.append((line, row.pop(file), row))
     return rows
 

@@ -8,9 +8,9 @@ from typing import Any, overload
 import numpy as np
 import torch
 
-from sfumato.data.decoding import Picture
 from sfumato.data.folders import decode_files
 from sfumato.data.listing import check_file, find_files
+from sfumato.data.pixels import Picture
 from sfumato.errors import InputError, refusal
 from sfumato.evaluation.scores import evaluation_finding, predict_logits
 from sfumato.evaluation.trained import load as load_trained
@@ -94,7 +94,7 @@ class Classifier:
 
         Args:
             images: One image, which gives one prediction: a file, a PIL image, an array or a tensor
-                (`sfumato.data.decoding.Picture`); or a list of such, of folders and patterns.
+                (`sfumato.data.pixels.Picture`); or a list of such, of folders and patterns.
 
         Raises:
             InputError: If there is no image, or the model's outputs are not finite.

@@ -12,10 +12,12 @@ from torch import nn
 from sfumato import config
 from sfumato.data.examples import check_proportions
 from sfumato.data.images import normalisation
+from sfumato.data.pixels import RULES_VERSION
 from sfumato.errors import InputError, naming
 from sfumato.evaluation import calibration
 from sfumato.evaluation.calibration import Calibration
 from sfumato.evaluation.scores import Objective
+from sfumato.json_record import pick
 from sfumato.models import registry
 from sfumato.models.trainable import centre_features, named_classifier, scale_features
 from sfumato.run_folder.record import CALIBRATION_FILE
@@ -78,7 +80,10 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
         if len(set(facts.classes)) < len(facts.classes):
             raise InputError("two classes have one name. Restore it from a copy, or train again.")
     name, proportions = recipe.model.name, recipe.data.class_proportions
-    size = {"image_size": facts.image_size, "channels": facts.channels}
+    if facts.decoding_rules not in (None, RULES_VERSION):
+        other = f"rules {facts.decoding_rules} of decoding, and this version of Sfumato has rules {RULES_VERSION}"
+        raise InputError(f"{path} was trained under {other}. Use the version that trained it, or train again.")
+    size, resizing = pick(facts, "image_size", "channels"), pick(recipe.data, "resize_ratio", "resize")
     how: dict[str, Any] = {**size, "num_classes": len(facts.classes), "options": recipe.model.options, "trust": trust}
 
     def build() -> nn.Module:
@@ -104,7 +109,7 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
         objective=Objective(tuple(proportions) if proportions else None),
         classes=tuple(facts.classes),
         shape=(facts.channels, facts.image_size, facts.image_size),
-        decoding={**size, "mean": tuple(facts.mean), "std": tuple(facts.std), "resize_ratio": recipe.data.resize_ratio},
+        decoding={**size, **resizing, "mean": tuple(facts.mean), "std": tuple(facts.std)},
         calibration=_of_classes(calibration.read(Path(folder), metadata.get("calibration")), facts.classes),
     )
 

@@ -5,6 +5,7 @@ from typing import Any, Literal, TypeVar
 
 from sfumato.config import ResolvedRecipe
 from sfumato.data.examples import Dataset
+from sfumato.data.pixels import RULES_VERSION
 from sfumato.json_record import pick
 from sfumato.planning.claims import Guarantee
 from sfumato.planning.resolve import Plan
@@ -146,6 +147,7 @@ def public_inputs(plan: Plan, dataset: Dataset) -> PublicInputs:
         **pick(dataset, "image_size", "channels"),
         mean=list(dataset.mean),
         std=list(dataset.std),
+        decoding_rules=RULES_VERSION,
         **inputs_of_the_recipe(plan.recipe),
     )
 

@@ -37,8 +37,7 @@ Spread = Annotated[list[config.Spread], Field(min_length=1)]
 
 
 class PublicInputs(Record):
-    """What the guarantee takes to be known to everybody: the weights, the result and the report
-    show it without noise.
+    """What the guarantee takes to be known to everybody: weights, result and report show it without noise.
 
     Attributes:
         num_people: Of whom the images are; None where nobody says.
@@ -46,6 +45,7 @@ class PublicInputs(Record):
         num_held_out: Images that accuracies are measured on: they get no guarantee.
         init_sha256: Digest of the weights that training started from; None: from scratch.
         pretrained_on: Which images made these.
+        decoding_rules: How files became pixels (`data.pixels.RULES_VERSION`); None: before that was noted.
     """
 
     num_examples: int
@@ -63,6 +63,7 @@ class PublicInputs(Record):
     group_by: str | None
     init_sha256: str | None
     pretrained_on: str | None
+    decoding_rules: int | None = None
 
 
 class Counted(Guarantee):
@@ -271,6 +272,7 @@ class WeightsFacts(Record):
     std: Spread
     image_size: ImageSize
     channels: Channels
+    decoding_rules: int | None = None
     run_id: str
     private: bool
     epsilon: float | None
