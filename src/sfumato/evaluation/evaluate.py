@@ -180,7 +180,7 @@ def _held_out(
     if root is None and (noted := read_place(folder, DATA_ROOT_FILE)) is not None:
         report(f"images of {noted}, as {folder / DATA_ROOT_FILE} says")
         root = noted
-    recipe, data = trained.recipe, trained.recipe.data
+    data = trained.recipe.data.model_copy(update={key: list(trained.decoding[key]) for key in ("mean", "std")})
     if data.name == "folder":  # labels are numbered as the model numbers them
         if root is None:
             raise InputError(
@@ -188,8 +188,7 @@ def _held_out(
                 "folder by --data-root."
             )
         data = data.model_copy(update={"classes": list(trained.classes), "path": str(root)})
-        recipe = recipe.model_copy(update={"data": data})
-    dataset = loading.load_for(recipe, root, report)
+    dataset = loading.load_for(trained.recipe.model_copy(update={"data": data}), root, report)
     if (len(dataset.classes), dataset.shape) != (len(trained.classes), trained.shape):
         raise InputError(
             f"{folder} judges other images or classes than data set {data.name} has. Give a run that was trained on it."

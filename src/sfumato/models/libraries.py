@@ -65,6 +65,25 @@ def hub_weights(name: str) -> dict[str, torch.Tensor]:
     return weights
 
 
+def constants(name: str, channels: int) -> dict[str, list[float]]:
+    """`data.mean` and `data.std` that a library's weights of this network were made with; of grey images their
+    averages. Empty: it states none.
+
+    Raises:
+        InputError: As `factory`.
+    """
+    library, _, network = name.partition(":")
+    if factory(name) is None:
+        return {}
+    module: Any = importlib.import_module(library)
+    if library == "timm":
+        stated = module.get_pretrained_cfg(network)
+    else:
+        stated = module.models.get_model_weights(network).DEFAULT.transforms()
+    each = {key: [float(value) for value in getattr(stated, key)] for key in ("mean", "std")}
+    return {key: [sum(values) / len(values)] if channels == 1 else values for key, values in each.items()}
+
+
 def efficientnet_lite0(*, num_classes: int, channels: int) -> nn.Module:
     """The network, with batch normalisation: for weights that are given (`packaged_weights`).
 

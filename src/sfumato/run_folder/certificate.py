@@ -136,8 +136,8 @@ def repeated(kind: type[Repeats], certificate: Certificate) -> Repeats:
     return kind(**{key: known[key] for key in kind.model_fields})
 
 
-def public_inputs(plan: Plan, dataset: Dataset) -> PublicInputs:
-    """What the guarantee takes to be known to everybody."""
+def public_inputs(plan: Plan, dataset: Dataset, adapted: list[str]) -> PublicInputs:
+    """What the guarantee takes to be known to everybody; `adapted`: tensors of the given weights."""
     return PublicInputs(
         num_examples=len(dataset.train),
         num_people=dataset.facts.num_people,
@@ -146,6 +146,7 @@ def public_inputs(plan: Plan, dataset: Dataset) -> PublicInputs:
         **pick(dataset, "image_size", "channels"),
         mean=list(dataset.mean),
         std=list(dataset.std),
+        init_adapted=adapted,
         **inputs_of_the_recipe(plan.recipe),
     )
 

@@ -46,6 +46,7 @@ class PublicInputs(Record):
         num_held_out: Images that accuracies are measured on: they get no guarantee.
         init_sha256: Digest of the weights that training started from; None: from scratch.
         pretrained_on: Which images made these.
+        init_adapted: Tensors of theirs that were adapted to the images' channels or size.
     """
 
     num_examples: int
@@ -63,6 +64,7 @@ class PublicInputs(Record):
     group_by: str | None
     init_sha256: str | None
     pretrained_on: str | None
+    init_adapted: list[str] = []
 
 
 class Counted(Guarantee):

@@ -305,7 +305,8 @@ class _Run:
         return EpsilonCurve(self.mechanism, self.plan.delta, self.plan.recipe.budget.accountant).at
 
     def _certificate(self, status: Literal["running", "complete"]) -> Certificate:
-        sha256, public = ledger.sha256_of(self.ledger.path), public_inputs(self.plan, self.dataset)
+        fitted, sha256 = self.learner.network.fitted, ledger.sha256_of(self.ledger.path)
+        public = public_inputs(self.plan, self.dataset, fitted.adapted if fitted else [])
         so_far = None if self.is_selected else self._curve(self.ledger.num_releases)
         counts = counted(self.ledger.lines, self.step, so_far, sha256)
         return certificate(self.plan, self.claims, status, public, counts)
