@@ -36,7 +36,9 @@ from sfumato.evaluation.evaluators import (
 from sfumato.evaluation.scores import evaluation_finding, predict_logits, score
 from sfumato.evaluation.trained import Trained, load
 from sfumato.json_record import Record
-from sfumato.run_folder.files import DATA_ROOT_FILE, read_place, refuse_drawing, write_json
+from sfumato.run_folder.files import DATA_ROOT_FILE, read_place, refuse_drawing, write_json, write_with_metadata
+from sfumato.run_folder.record import WEIGHTS_FILE
+from sfumato.run_folder.verification import read_model_file
 
 Report = Callable[[str], None]
 
@@ -237,6 +239,7 @@ def calibrate(
     positive: str | None = None,
     sensitivity: float | None = None,
     specificity: float | None = None,
+    publish: bool = False,
     data_root: str | Path | None = None,
     trust: Collection[str] = (),
     report: Report = lambda text: None,
@@ -250,6 +253,7 @@ def calibrate(
         positive: The class of two that is looked for; None: the second.
         sensitivity: Share of positive images to find; or
         specificity: share of the others to leave alone. Neither: the more probable class is named.
+        publish: Write what is fitted into model.safetensors too, so that it goes with every copy. Its tensors stay.
         data_root, trust, report: As in `evaluate`.
 
     Raises:
@@ -289,6 +293,10 @@ def calibrate(
         found = calibration.fit_threshold(*answers, positive=sought, aim=aim, at=at)
         fitted = fitted.model_copy(update={"threshold": found})
     write_json(folder / calibration.CALIBRATION_FILE, fitted.as_json())
+    if publish:
+        path = folder / WEIGHTS_FILE
+        metadata = {**read_model_file(path)[3], "calibration": fitted.model_dump_json()}
+        write_with_metadata(path, path.read_bytes(), metadata)
     return fitted
 
 
