@@ -222,8 +222,7 @@ def _show_calibration(found: "Calibration", run: Path, publish: bool) -> None:
             f"{threshold.positive} from probability {threshold.probability:.4f} on: {threshold.aim} "
             f"{output.per_cent(threshold.at)} or more on these images"
         )
-    too = " and model.safetensors" if publish else ""
     output.say(
-        f"written to {run / 'calibration.json'}{too}, which `evaluate` and `predict` use; not private with respect to "
-        "these images. report.html says so, and tells of accuracies without it"
+        f"written to {run / 'calibration.json'}{' and the weights' * publish}, which `evaluate` and `predict` use; not "
+        "private with respect to these images. report.html says so, and tells of accuracies without it"
     )

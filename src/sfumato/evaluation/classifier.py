@@ -89,17 +89,15 @@ class Classifier:
 
     @property
     def missing_threshold(self) -> str | None:
-        """What to say of a copy that names the likelier of two classes: its owner may have fitted a threshold. None: one
-        is there, what decides was fitted on a folder, or the run is one's own.
+        """What to say of a copy that names the likelier of two classes: its owner may have fitted a threshold. None:
+        one is there, what decides was fitted on a folder, or the run is one's own.
         """
         fitted = self.trained.calibration
         is_fitted = fitted is not None and (fitted.threshold is not None or fitted.fitted_on == "folder")
         if is_fitted or len(self.classes) != 2 or (self.folder / OWNER).exists():
             return None
-        return (
-            f"no threshold came with {self.folder}: of {' and '.join(self.classes)} the likelier is named. If its "
-            "owner fitted one, ask for calibration.json, or for the model after `sfumato calibrate --publish`"
-        )
+        remedy = "If its owner fitted one, ask for a model with it (sfumato calibrate --publish)"
+        return f"no threshold came with {self.folder}: the likelier class is named. {remedy}"
 
     @overload
     def predict(self, images: list[Any] | tuple[Any, ...]) -> list[Prediction]: ...

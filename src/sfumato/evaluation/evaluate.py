@@ -295,7 +295,7 @@ def calibrate(
     write_json(folder / calibration.CALIBRATION_FILE, fitted.as_json())
     if publish:
         path = folder / WEIGHTS_FILE
-        metadata = {**read_model_file(path)[3], "calibration": fitted.model_dump_json()}
+        metadata = read_model_file(path)[3] | {"calibration": fitted.model_dump_json()}
         write_with_metadata(path, path.read_bytes(), metadata)
     return fitted
 

@@ -76,11 +76,9 @@ def constants(name: str, channels: int) -> dict[str, list[float]]:
     if factory(name) is None:
         return {}
     module: Any = importlib.import_module(library)
-    if library == "timm":
-        stated = module.get_pretrained_cfg(network)
-    else:
-        stated = module.models.get_model_weights(network).DEFAULT.transforms()
-    each = {key: [float(value) for value in getattr(stated, key)] for key in ("mean", "std")}
+    of_timm = library == "timm"
+    stated = module.get_pretrained_cfg(network) if of_timm else module.models.get_model_weights(network).DEFAULT
+    each = {key: list(getattr(stated if of_timm else stated.transforms(), key)) for key in ("mean", "std")}
     return {key: [sum(values) / len(values)] if channels == 1 else values for key, values in each.items()}
 
 

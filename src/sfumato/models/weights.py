@@ -19,7 +19,6 @@ from sfumato.models import libraries
 
 # What other tools put around the state of a model.
 _WRAPPINGS = ("state_dict", "model", "model_state_dict", "net", "state_dict_ema", "model_ema", "teacher", "student")
-_MOST_TOKENS = 2  # before a square of patches: of the class, and of distillation
 # What a damaged or foreign pickle raises.
 _DAMAGES = (pickle.UnpicklingError, EOFError, OSError, RuntimeError, ValueError, TypeError, LookupError, AttributeError)
 
@@ -127,11 +126,8 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
         if path.suffix == ".safetensors":
             return load_file(path)
         held: Any = torch.load(path, map_location="cpu", weights_only=True)
-    while isinstance(held, dict):
-        inside = next((held[key] for key in _WRAPPINGS if isinstance(held.get(key), dict)), None)
-        if inside is None:
-            break
-        held = inside
+    while isinstance(held, dict) and (keys := [key for key in _WRAPPINGS if isinstance(held.get(key), dict)]):
+        held = held[keys[0]]
     items = held.items() if isinstance(held, dict) else ()
     tensors = {name: value for name, value in items if isinstance(name, str) and isinstance(value, torch.Tensor)}
     if not tensors:
@@ -156,8 +152,7 @@ def fit(model: nn.Module, weights: Weights, classifier: str | None) -> Fitted:
     prefix = _prefix(own, weights.tensors)
     given = {name[len(prefix) :]: value for name, value in weights.tensors.items() if name.startswith(prefix)}
     changed = {name: _adapted(name, given[name], own[name].shape) for name in own.keys() & given.keys()}
-    adapted = {name: value for name, value in changed.items() if value is not None}
-    given |= adapted
+    given |= (adapted := {name: value for name, value in changed.items() if value is not None})
     found = {name for name, value in own.items() if name in given and given[name].shape == value.shape}
     head = {name for name in own if classifier is not None and name.startswith(f"{classifier}.")}
     new_classifier = bool(head) and (not head <= found or f"{classifier}.centre" in given)
@@ -191,14 +186,14 @@ def _adapted(name: str, value: torch.Tensor, shape: torch.Size) -> torch.Tensor 
     """
     if value.shape == shape or value.ndim != len(shape) or not value.is_floating_point():
         return None
-    is_stem = value.ndim == 4 and {value.shape[1], shape[1]} == {1, 3}
-    if is_stem and (value.shape[0], *value.shape[2:]) == (shape[0], *shape[2:]):
+    same = [one == other for one, other in zip(value.shape, shape, strict=True)]
+    if same == [True, False, True, True] and {value.shape[1], shape[1]} == {1, 3}:
         return (value.float().sum(1, keepdim=True) / shape[1]).expand(shape)
-    if "pos" not in name or value.ndim != 3 or (value.shape[0], value.shape[2]) != (shape[0], shape[2]):
+    if same != [True, False, True] or "pos" not in name:
         return None
     old, new = math.isqrt(value.shape[1]), math.isqrt(shape[1])
-    given, wanted = value.shape[1] - old**2, shape[1] - new**2  # of the class token, before the patches
-    if wanted not in (0, given) or given > _MOST_TOKENS:
+    given, wanted = value.shape[1] - old**2, shape[1] - new**2  # tokens of class and distillation, before the patches
+    if not old * new or wanted not in (0, given) or given > 2:
         return None
     patches = value[:, given:].float().transpose(1, 2).unflatten(2, (old, old))
     resized = F.interpolate(patches, size=(new, new), mode="bicubic", antialias=True)

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeVar
 from sfumato.config import ResolvedRecipe
 from sfumato.data.examples import Dataset
 from sfumato.json_record import pick
+from sfumato.models.weights import Fitted
 from sfumato.planning.claims import Guarantee
 from sfumato.planning.resolve import Plan
 from sfumato.run_folder.ledger import Lines
@@ -136,8 +137,8 @@ def repeated(kind: type[Repeats], certificate: Certificate) -> Repeats:
     return kind(**{key: known[key] for key in kind.model_fields})
 
 
-def public_inputs(plan: Plan, dataset: Dataset, adapted: list[str]) -> PublicInputs:
-    """What the guarantee takes to be known to everybody; `adapted`: tensors of the given weights."""
+def public_inputs(plan: Plan, dataset: Dataset, fitted: Fitted | None) -> PublicInputs:
+    """What the guarantee takes to be known to everybody; `fitted`: how given weights met the network."""
     return PublicInputs(
         num_examples=len(dataset.train),
         num_people=dataset.facts.num_people,
@@ -146,7 +147,7 @@ def public_inputs(plan: Plan, dataset: Dataset, adapted: list[str]) -> PublicInp
         **pick(dataset, "image_size", "channels"),
         mean=list(dataset.mean),
         std=list(dataset.std),
-        init_adapted=adapted,
+        init_adapted=fitted.adapted if fitted else [],
         **inputs_of_the_recipe(plan.recipe),
     )
 
