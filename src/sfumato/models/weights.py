@@ -18,7 +18,7 @@ from sfumato.errors import InputError, refusing
 from sfumato.models import libraries
 
 # What other tools put around the state of a model.
-_WRAPPINGS = ("state_dict", "model", "model_state_dict", "net", "state_dict_ema", "model_ema", "teacher", "student")
+_WRAPPINGS = "state_dict model model_state_dict net module network state_dict_ema model_ema ema teacher student".split()
 # What a damaged or foreign pickle raises.
 _DAMAGES = (pickle.UnpicklingError, EOFError, OSError, RuntimeError, ValueError, TypeError, LookupError, AttributeError)
 
