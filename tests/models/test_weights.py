@@ -110,11 +110,8 @@ def test_what_only_looks_like_them_is_not_adapted():
 
 def test_wrappings_lie_in_one_another(tmp_path):
     state = cnn().state_dict()
-    for held in (
-        {"model": {"state_dict": state}},
-        {"module": state, "step": torch.ones(())},
-        {"state_dict": {"model": {"net": state}}, "epoch": 1},
-    ):
+    deep = {"state_dict": {"model": {"net": state}}, "epoch": 1}
+    for held in ({"model": {"state_dict": state}}, {"module": state, "step": torch.ones(())}, deep):
         torch.save(held, tmp_path / "w.pth")
         assert read_weights("small_cnn", str(tmp_path / "w.pth")).digest == Weights(state).digest
 
