@@ -182,7 +182,8 @@ def _held_out(
     if root is None and (noted := read_place(folder, DATA_ROOT_FILE)) is not None:
         report(f"images of {noted}, as {folder / DATA_ROOT_FILE} says")
         root = noted
-    data = trained.recipe.data.model_copy(update={key: list(trained.decoding[key]) for key in ("mean", "std")})
+    given = ("mean", "std") if trained.recipe.model.init_from else ()  # they may be those of a library's weights
+    data = trained.recipe.data.model_copy(update={key: list(trained.decoding[key]) for key in given})
     if data.name == "folder":  # labels are numbered as the model numbers them
         if root is None:
             raise InputError(

@@ -82,8 +82,7 @@ class Update:
 
 def _require_sum(out: ClippedGrad) -> None:
     if not isinstance(out, ClippedGrad):
-        what = f"an update takes what grad_fn returns, not {type(out).__name__}: a mean loss has no examples to clip"
-        raise InputError(f"{what}. Give grad_fn(images[update.indices], labels[update.indices]).")
+        raise InputError(f"a mean loss has no examples to clip: give what grad_fn returns, not {type(out).__name__}.")
 
 
 class PrivateLoop:
