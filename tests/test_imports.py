@@ -23,7 +23,7 @@ TABLE = {
     "accounting": "",
     "models": "",
     "clipping": "models torch_internals",
-    "data": "accounting",
+    "data": "accounting models",
     "planning": "accounting data",
     "run_folder": "planning accounting data models",
     "evaluation": "run_folder planning clipping data models",

@@ -152,6 +152,29 @@ def test_probabilities_are_calibrated_or_not_shown(own, unseen, capsys):
     assert "is damaged" in refused(capsys, "predict", own, unseen / "checks")
 
 
+def test_a_threshold_travels_with_the_weights_if_its_owner_says_so_and_is_missed_aloud(own, unseen, tmp_path, capsys):
+    def copied(name):
+        (tmp_path / name).mkdir()
+        shutil.copy(own / "model.safetensors", tmp_path / name)
+        return tmp_path / name
+
+    before, (certificate, _) = (own / "model.safetensors").read_bytes(), verify_run(own)
+    asked = "calibrate", own, unseen, "--positive", "checks", "--sensitivity", 1.0
+    json_of(capsys, *asked)
+    assert (own / "model.safetensors").read_bytes() == before
+    status, _, err = call(capsys, "predict", copied("plain"), unseen / "checks/0.png")
+    assert status == 0 and "warning: no threshold came with" in err and "--publish" in err
+    with pytest.warns(UserWarning, match="no threshold came with"):
+        sfumato.load(tmp_path / "plain")
+    threshold = json_of(capsys, *asked, "--publish")["threshold"]
+    assert verify_run(own)[0] == certificate  # its digest is of the tensors alone
+    assert sfumato.load(copied("published")).trained.calibration.threshold.model_dump() == threshold
+    status, _, err = call(capsys, "predict", tmp_path / "published", unseen / "checks/0.png")
+    assert "is named from probability" in err and "no threshold" not in err
+    both = [json_of(capsys, "predict", run, unseen)["predictions"] for run in (own, tmp_path / "published")]
+    assert both[0] == both[1]
+
+
 def test_a_run_that_held_out_few_images_shows_no_probability_until_it_is_calibrated(tmp_path, unseen, capsys):
     images, run = photos(tmp_path / "few", 40, seed=2), tmp_path / "run"
     sfumato.train("image-folder", run, data_root=images, epsilon=8, settings={**QUICK, "training.batch_size": 40})

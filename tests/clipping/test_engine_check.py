@@ -17,7 +17,7 @@ from sfumato.clipping.graph.rules.site import MaterializedGrads
 from sfumato.clipping.prepared import BUILDERS
 from sfumato.clipping.probe import made_up_images, made_up_targets, temporary_values
 from sfumato.errors import InputError
-from tests.clipping.problems import FIXED, Do, cross_entropy, distance, norm
+from tests.clipping.problems import FIXED, Do, Made, cross_entropy, distance, norm
 
 ENGINES = ["reference", "func", "graph"]
 IMAGES, TARGETS = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 0])
@@ -87,6 +87,28 @@ def test_what_is_no_function_of_one_image_is_refused_and_left_as_it_was(name, en
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(module.training for module in model.modules())
     assert all(parameter.grad is None and parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+def attending(layer, given):
+    def tokens(self, x):
+        found = self.layer(*[x.flatten(2).transpose(1, 2)] * given)
+        return (found[0] if isinstance(found, tuple) else found).sum(1)
+
+    return Made(tokens, layer=layer)
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(192, 4), Do(torch.squeeze)), r"gives \(4,\), and no row.*squeeze\(\)"),
+        (nn.Sequential(nn.AvgPool2d(8), Do(torch.squeeze), nn.Flatten(), nn.Linear(3, 4)), r"one too: flatten\(1\)"),
+        (attending(nn.MultiheadAttention(3, 1), 3), "than the image alone.*MultiheadAttention .* batch_first=True"),
+        (attending(nn.TransformerEncoderLayer(3, 1, 8), 1), "draws random numbers .*batch_first=True"),
+    ],
+)
+def test_a_refusal_says_what_would_work(model, says):
+    with pytest.raises(InputError, match=says):
+        clipped_grad(model, nn.CrossEntropyLoss(), clipping_norm=1.0).prepare(torch.zeros(2, 3, 8, 8), TARGETS[:2])
 
 
 class Turned(torch.autograd.Function):

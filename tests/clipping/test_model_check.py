@@ -1,5 +1,6 @@
 """What a model's layers say of private training, and what a repair by group norm leaves."""
 
+import re
 import threading
 
 import pytest
@@ -64,12 +65,13 @@ NO_DERIVATIVE = nn.Sequential(nn.Linear(8, 8), Do(lambda x: torch.special.gammai
         (UNUSED, "'weight' that receives no gradient"),
         (COMPLEX, "complex trainable parameter 'weight'"),
         (nn.Linear(8, 3).requires_grad_(False), "has no trainable parameter"),
+        (nn.Sequential(nn.Linear(8, 3), nn.Embedding(4, 4, sparse=True)), "sparse gradients, .* Set sparse=False"),
         (nn.LazyLinear(3), "gets its shape from the first images"),
         (NO_DERIVATIVE, "an operation without a derivative"),
     ],
 )
 def test_parameters_that_nothing_can_be_done_with_are_named(model, says):
-    assert says in str(findings(model, torch.zeros(2, 8))[0])
+    assert re.search(says, str(findings(model, torch.zeros(2, 8))[0]))
 
 
 def test_a_model_that_cannot_be_copied_or_fails_at_that_size_is_refused_in_one_line():

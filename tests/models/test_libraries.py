@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from sfumato import cli
+from sfumato import cli, config
+from sfumato.data import loading
 from sfumato.errors import InputError
 from sfumato.models import build
 from sfumato.models.registry import imported_module
 from sfumato.models.weights import read_weights
+from sfumato.run_folder.verification import verify_run
 
 pytest.importorskip("timm")
 pytest.importorskip("torchvision")
@@ -88,6 +90,36 @@ def test_it_trains_and_is_evaluated_without_trusting_a_module(name, model, tmp_p
     assert cli.run(["train", recipe(tmp_path, name, **model), "--output", run]) == 0
     assert cli.run(["evaluate", run, "--json"]) == 0
     capsys.readouterr()
+
+
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@pytest.mark.parametrize("name", ["timm:resnet18.a1_in1k", "timm:resnet18", "torchvision:resnet18"])
+def test_images_are_normalised_as_a_library_s_weights_were_made_unless_the_recipe_says_otherwise(name, tmp_path):
+    def scale_of(channels=3, model=name, start="w.pth", **data):
+        given = {"name": model, "init_from": start, "pretrained_on": "ImageNet"} if start else {"name": model}
+        values = {"data": {"name": "digits", "channels": channels, **data}, "model": given}
+        dataset = loading.load_for(config.parse(values), None, said.append)
+        return dataset.mean, dataset.std
+
+    said = []
+    assert scale_of() == IMAGENET
+    assert "data.mean = [0.485, 0.456, 0.406]" in said[0] and "data.std" in said[1]
+    assert scale_of(1) == tuple((pytest.approx(sum(each) / 3),) for each in IMAGENET)
+    assert scale_of(mean=[0.1, 0.2, 0.3]) == ((0.1, 0.2, 0.3), IMAGENET[1])
+    said.clear()
+    plain = scale_of(start=None)
+    assert plain != IMAGENET and scale_of(start=str(tmp_path)) == scale_of(model="small_cnn") == plain and not said
+
+
+def test_the_certificate_names_what_was_adapted(tmp_path, capsys):
+    torch.save(build("small_cnn", image_size=8, channels=1, **SMALL).state_dict(), tmp_path / "w.pth")
+    given = {"init_from": str(tmp_path / "w.pth"), "pretrained_on": "nothing"}
+    words = ["train", recipe(tmp_path, "small_cnn", **given), "--output", str(tmp_path / "run")]
+    assert cli.run([*words, "--set", "data.image_size=8", "--set", "training.engine=func"]) == 0
+    assert verify_run(tmp_path / "run")[0].public_inputs.init_adapted == ["0.weight"]
+    assert "1 tensor(s) of the weights are for other channels or image sizes" in capsys.readouterr().err
 
 
 def test_batch_normalisation_is_refused_with_the_key_that_helps(tmp_path, capsys):

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from timm.layers import resample_abs_pos_embed
+from timm.models import adapt_input_conv
 from torch import nn
 
 from sfumato.errors import InputError
@@ -69,6 +71,49 @@ def test_a_network_s_own_prefix_stays():
     both = {"module.4.weight": torch.ones(2), **{name: value for name, value in cnn().state_dict().items()}}
     fit(plain := cnn(seed=2), Weights(both), "head")
     assert torch.equal(plain.state_dict()["4.weight"], both["4.weight"])
+
+
+def test_a_stem_and_positions_of_other_images_are_adapted_as_timm_does():
+    """Both ways; with a class token, and where the network has none."""
+    for given, channels, size, token in ((3, 1, 32, True), (1, 3, 64, True), (3, 3, 96, False), (3, 1, 48, False)):
+        shape = {"num_classes": 4, "seed": 1}
+        weights = build("timm:test_vit", image_size=64 - 32 * (given == 1), channels=given, **shape).state_dict()
+        model = build("timm:test_vit", image_size=size, channels=channels, **shape)
+        if not token:
+            model.pos_embed = nn.Parameter(model.pos_embed[:, 1:])
+        fitted = fit(model, Weights({f"module.{name}": value for name, value in weights.items()}), "head")
+        stem, table = "patch_embed.proj.weight", weights["pos_embed"]
+        true = {"pos_embed": resample_abs_pos_embed(table, [size // 16] * 2)[:, 0 if token else 1 :]}
+        if given != channels:
+            true[stem] = adapt_input_conv(channels, weights[stem], base_chans=given)
+        assert fitted.adapted == sorted(name for name in true if weights[name].shape != true[name].shape)
+        assert fitted.not_given == [] and ("adapted" in "".join(fitted.lines()))
+        for name, value in true.items():
+            torch.testing.assert_close(model.state_dict()[name], value)
+
+
+def test_what_only_looks_like_them_is_not_adapted():
+    for name, theirs, ours in (
+        ("0.weight", (8, 3, 3, 3), (8, 1, 5, 5)),
+        ("0.weight", (8, 4, 3, 3), (8, 2, 3, 3)),
+        ("pos_embed", (1, 65, 8), (1, 17, 4)),
+        ("pos_embed", (1, 16, 8), (1, 5, 8)),  # no place of the class token is known
+        ("pos_embed", (1, 60, 8), (1, 17, 8)),  # no square
+        ("tokens", (1, 65, 8), (1, 17, 8)),
+    ):
+        model = nn.Sequential(nn.Linear(2, 2))
+        holder = model[0] if name.startswith("0.") else model
+        setattr(holder, name.removeprefix("0."), nn.Parameter(torch.zeros(ours)))
+        fitted = fit(model, Weights({name: torch.ones(theirs), "0.bias": torch.ones(2)}), None)
+        assert fitted.adapted == [] and name in fitted.not_given
+
+
+def test_wrappings_lie_in_one_another(tmp_path):
+    state = cnn().state_dict()
+    deep = {"state_dict": {"model": {"net": state}}, "epoch": 1}
+    for held in ({"model": {"state_dict": state}}, {"module": state, "step": torch.ones(())}, deep):
+        torch.save(held, tmp_path / "w.pth")
+        assert read_weights("small_cnn", str(tmp_path / "w.pth")).digest == Weights(state).digest
 
 
 def test_numbers_that_would_become_others_are_refused():

@@ -4,6 +4,7 @@ with scores, or is refused before anything is spent.
 
 import json
 import math
+import shutil
 import sys
 
 import pytest
@@ -61,6 +62,16 @@ def extra(num_classes):
 
 def lazy(num_classes):
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_classes))
+
+class Wide(nn.Sequential):
+    def __init__(self, num_classes, sizes, kind=""):
+        super().__init__(nn.Flatten(), nn.Linear(sizes**2, num_classes))
+
+def Wide64(num_classes):
+    return Wide(num_classes, 64)
+
+def chances(num_classes):
+    return Wide(num_classes, 8).append(nn.Softmax(1))
 
 class Net(nn.Module):
     def __init__(self, num_classes, kind="right"):
@@ -132,6 +143,20 @@ def test_a_run_ends_with_scores_whatever_its_norms_and_losses(capsys, tmp_path, 
     if private:
         assert call(capsys, "norms", run, "--plot", tmp_path / "norms.svg")[0] == 0
     assert json_of(capsys, "evaluate", run, "--trust", "nets")["num_images"] == 360
+
+
+def test_what_is_wrong_with_a_network_is_said_with_what_would_work(capsys, tmp_path):
+    def trained(name, *more):
+        words = ("--set", f"model.name={name}", *more, "--output", tmp_path / "run")
+        return call(capsys, "train", "demo/digits", *SHORT, *words)
+
+    status, _, err = trained("nets:chances", "--non-private")
+    assert status == 0 and "warning: the model ends in a softmax" in err
+    shutil.rmtree(tmp_path / "run")
+    assert "It takes model.options: kind, sizes; each" in trained("nets:Wide")[2]
+    assert "Set data.image_size and data.channels" in trained("nets:Wide64")[2]
+    line = refused(capsys, "check", "nets:Wide64", "--channels", 1)
+    assert "mat1" in line and line.endswith("It takes --image-size 64.")
 
 
 def test_every_name_of_a_shared_parameter_has_its_average(capsys, tmp_path):

@@ -134,6 +134,8 @@ def test_a_sum_is_released_once_and_only_of_its_own_sample_and_norm(tmp_path):
     for sensitivity in (2.0, float("nan")):  # NaN: nobody said what it is
         refused("clipped to", update.release, zeros(update, sensitivity=sensitivity))
     renamed = ClippedGrad({"0.weight": torch.zeros(10, 10)}, *[torch.zeros(len(update.indices))] * 2, 1.0)
+    for use in (update.release, lambda loss: update.apply(loss, parts()["optimizer"])):
+        refused("a mean loss .* grad_fn returns, not Tensor", use, torch.ones(()))
     refused("no parameter '0.weight'", update.apply, renamed, parts()["optimizer"])
     assert releases(tmp_path / "run") == 0
     update.release(zeros(update, sensitivity=0.5))

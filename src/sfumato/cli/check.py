@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.cli import options, output
-from sfumato.errors import InputError
+from sfumato.errors import InputError, refusal
 
 # Images that methods are tried on.
 _EXAMPLES = 8
+# What networks are made for, smallest first.
+_SIZES = (32, 64, 96, 128, 160, 224, 256, 299, 384, 448)
 
 
 def models(*, json_: bool = False) -> None:
@@ -63,18 +65,23 @@ def check(
     from sfumato.clipping import fix_groupnorm
     from sfumato.clipping.model_check import Finding, findings
 
-    network, shape = _build(model, (channels, image_size, image_size), num_classes, trust or [])
-    example = torch.zeros(4, *shape)
-    replaced: list[str] = []
-    if fix:
-        before = {name: type(module) for name, module in network.named_modules()}
-        network = fix_groupnorm(network)
-        replaced = [
-            f"{before[name].__name__} at {name!r} by {type(module).__name__}"
-            for name, module in network.named_modules()
-            if before.get(name, type(module)) is not type(module)
-        ]
-    found, grad_fn = findings(network, example), None
+    def looked_at(size: int) -> Any:
+        network, shape = _build(model, (channels, size, size), num_classes, trust or [])
+        kinds, example = {name: type(module) for name, module in network.named_modules()}, torch.zeros(4, *shape)
+        network = fix_groupnorm(network) if fix else network
+        return kinds, network, example, findings(network, example)
+
+    try:
+        before, network, example, found = looked_at(image_size)
+    except InputError as error:
+        works = next((size for size in _SIZES if refusal(looked_at, size) is None), None)
+        raise InputError(f"{error} It takes --image-size {works}." if works else str(error)) from None
+    replaced = [
+        f"{before[name].__name__} at {name!r} by {type(module).__name__}"
+        for name, module in network.named_modules()
+        if before.get(name, type(module)) is not type(module)
+    ]
+    grad_fn = None
     if not found:
         try:
             found, grad_fn = _try(network, example)

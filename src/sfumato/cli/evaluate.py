@@ -119,6 +119,8 @@ def predict(
             f"no probabilities are shown: nobody has calibrated them. Do so by `sfumato calibrate {run} FOLDER` with "
             "labelled images"
         )
+    if (missing := classifier.missing_threshold) is not None:
+        output.warn(missing)
     calibration = classifier.trained.calibration
     threshold = None if calibration is None else calibration.threshold
     if threshold is not None:
@@ -182,6 +184,7 @@ def calibrate(
     positive: str | None = None,
     sensitivity: float | None = None,
     specificity: float | None = None,
+    publish: bool = False,
     data_root: Path | None = None,
     trust: options.Trust = None,
     json_: bool = False,
@@ -193,6 +196,7 @@ def calibrate(
         positive: The one of two classes that is looked for; default: the second.
         sensitivity: Of two classes: finds at least this share of the positive images.
         specificity: Of two classes: leaves at least this share of the others alone.
+        publish: Writes it into model.safetensors too, for whoever has a copy. No epsilon covers these images.
 
     Example:
         sfumato calibrate runs/xrays xrays-of-spring --positive PNEUMONIA --sensitivity 0.95
@@ -201,12 +205,12 @@ def calibrate(
     from sfumato.reporting.page import write_report
 
     aim: dict[str, Any] = {"positive": positive, "sensitivity": sensitivity, "specificity": specificity}
-    found = fit(run, folder, data_root=data_root, trust=trust or (), report=output.note, **aim)
+    found = fit(run, folder, publish=publish, data_root=data_root, trust=trust or (), report=output.note, **aim)
     write_report(run)
-    output.answer(found, json_, lambda found: _show_calibration(found, run))
+    output.answer(found, json_, lambda found: _show_calibration(found, run, publish))
 
 
-def _show_calibration(found: "Calibration", run: Path) -> None:
+def _show_calibration(found: "Calibration", run: Path, publish: bool) -> None:
     shifts = "" if found.shifts is None else f", shifts {', '.join(f'{shift:+.3f}' for shift in found.shifts)}"
     output.say(f"temperature {found.temperature:.4g}{shifts}; fitted on {found.num_images} {found.fitted_on} images")
     if (threshold := found.threshold) is not None:
@@ -215,6 +219,6 @@ def _show_calibration(found: "Calibration", run: Path) -> None:
             f"{output.per_cent(threshold.at)} or more on these images"
         )
     output.say(
-        f"written to {run / 'calibration.json'}, which `evaluate` and `predict` use; not private with respect to "
-        "these images. report.html says so, and tells of accuracies without it"
+        f"written to {run / 'calibration.json'}{' and the weights' * publish}, which `evaluate` and `predict` use; not "
+        "private with respect to these images. report.html says so, and tells of accuracies without it"
     )

@@ -17,11 +17,12 @@ from torch import nn
 
 from sfumato.clipping.clip import convolutions
 from sfumato.clipping.microbatch import count_saved
-from sfumato.clipping.model_check import layer_findings
+from sfumato.clipping.model_check import images_second, layer_findings
 from sfumato.clipping.probe import made_up_images, made_up_targets, random_state_kept, temporary_values
 from sfumato.clipping.protocol import Batch, Coefficient, Engine, Loss, example_losses, is_out_of_memory, one_loss
 from sfumato.clipping.random_layers import DrawShapes, KeyedDraws, draw_seeds, row_dims
 from sfumato.errors import InputError, first_line
+from sfumato.models.trainable import ANY_NUMBER
 from sfumato.torch_internals import tree_leaves, tree_map
 
 _EXAMPLES = 3
@@ -149,9 +150,8 @@ class EngineCheck:
                     continue
                 if len(found.usable) > 1:
                     return found
-        raise InputError(
-            f"the model or its loss fails on made-up images of shape {tuple(self.row.shape)}: {failure}. Correct it."
-        )
+        where = f"the model or its loss fails on made-up images of shape {tuple(self.row.shape)}"
+        raise InputError(f"{where}: {failure.rstrip('.')}. {ANY_NUMBER} So must loss_fn take one row.")
 
     def _expect(self, seed: int, shifted: bool, dtype: torch.dtype | None, only_pixels: bool) -> Expected:
         row = self.row.to(dtype or self.row.dtype) if self.row.is_floating_point() else self.row
@@ -166,6 +166,9 @@ class EngineCheck:
                 before = _state(self.model)
                 with KeyedDraws(seeds[:1, :1]), count_saved() as saved:
                     outputs = self.model(images[0, :1])
+                shapes = [tuple(leaf.shape) for leaf in _leaves(outputs)]
+                if shapes and all(1 not in shape for shape in shapes):
+                    raise InputError(f"for one image the model gives {shapes[0]}, and no row of it. {ANY_NUMBER}")
                 targets = made_up_targets(_EXAMPLES, self.views, self.targets, outputs, seed)
                 self._refuse_loss(outputs, targets)
                 alone, grads = [], []
@@ -183,7 +186,10 @@ class EngineCheck:
                         f"parameter '{name}' receives no gradient from the loss, so it would never be trained. "
                         "Freeze it by requires_grad_(False), or use it in the model's output."
                     )
-                draw_dims = self._refuse_meeting(images, seeds, alone)
+                try:
+                    draw_dims = self._refuse_meeting(images, seeds, alone)
+                except InputError as error:
+                    raise InputError(f"{error}{images_second(self.model)}") from None
                 again = self._single(images[0, :1], targets, seeds[:1, :1], 0, {})
                 now, then = ([*single.outputs, single.loss] for single in (again, alone[0]))
                 if max(map(_difference, now, then)) > 1e-2 * _ALIKE[alone[0].exact]:

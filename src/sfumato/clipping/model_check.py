@@ -73,6 +73,12 @@ def require_private(model: nn.Module, example_input: torch.Tensor) -> None:
         raise InputError(str(finding))
 
 
+def images_second(model: nn.Module) -> str:
+    """A hint at a layer that counts images along the second dimension."""
+    kinds = [type(module).__name__ for module in model.modules() if getattr(module, "batch_first", True) is False]
+    return f" {kinds[0]} counts images along the second dimension: set batch_first=True." if kinds else ""
+
+
 def layer_findings(model: nn.Module) -> Iterator[Finding]:
     """Layers, in the mode that they are in, that mix examples or keep something of them; parameters that nothing can
     be done with.
@@ -85,6 +91,8 @@ def layer_findings(model: nn.Module) -> Iterator[Finding]:
         elif isinstance(module, _InstanceNorm) and module.training and module.track_running_stats:
             reason = "keeps statistics of private images in its buffers, which no noise covers"
             yield Finding(path, kind, reason, "Turn the tracking off: track_running_stats=False.")
+        elif getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            yield Finding(path, kind, "gives sparse gradients, which cannot be clipped here", "Set sparse=False.")
         for name, parameter in module.named_parameters(recurse=False):
             if nn.parameter.is_lazy(parameter):
                 reason = f"has a parameter '{name}' that gets its shape from the first images"

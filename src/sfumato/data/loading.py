@@ -1,12 +1,13 @@
 """Data sets by name: public benchmark images, or a user's folder."""
 
+import os
 from pathlib import Path
 
 from sfumato.config import DataConfig, Recipe
 from sfumato.data.benchmarks import NamedListing
-from sfumato.data.catalogue import Facts
+from sfumato.data.catalogue import NAMED, Facts
 from sfumato.data.examples import Dataset
-from sfumato.data.folders import Listing
+from sfumato.data.folders import DEFAULT_CHANNELS, Listing
 from sfumato.data.store import Report
 from sfumato.errors import InputError
 
@@ -40,7 +41,23 @@ def list_images(config: DataConfig, data_root: Path | None, report: Report, limi
 
 def list_for(recipe: Recipe, data_root: Path | None, report: Report) -> Listed:
     """The same for a run of this recipe."""
-    return list_images(recipe.data, data_root, report, images_per_person(recipe))
+    return list_images(_as_weights_took_them(recipe, report), data_root, report, images_per_person(recipe))
+
+
+def _as_weights_took_them(recipe: Recipe, report: Report) -> DataConfig:
+    """The `data` section, with the constants of a library's weights where the recipe starts from such and has none. A
+    run's weights may have had others.
+    """
+    data, model = recipe.data, recipe.model
+    if model.init_from is None or model.name is None or os.path.isdir(model.init_from):
+        return data
+    from sfumato.models.libraries import constants
+
+    channels = data.channels or (DEFAULT_CHANNELS if data.name == "folder" else NAMED[data.name].shape[0])
+    missing = {key: value for key, value in constants(model.name, channels).items() if getattr(data, key) is None}
+    for key, value in missing.items():
+        report(f"chosen: data.{key} = {value} (as the weights of {model.name} were made with)")
+    return data.model_copy(update=missing)
 
 
 def images_per_person(recipe: Recipe) -> int | None:

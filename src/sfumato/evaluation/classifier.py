@@ -1,6 +1,7 @@
 """A trained model as something that names classes."""
 
 import functools
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -16,6 +17,7 @@ from sfumato.evaluation.scores import evaluation_finding, predict_logits
 from sfumato.evaluation.trained import load as load_trained
 from sfumato.json_record import Record
 from sfumato.run_folder import record
+from sfumato.run_folder.files import OWNER
 
 _AT_ONCE = 512
 """Images that are held in memory."""
@@ -84,6 +86,18 @@ class Classifier:
         """Why answers depend on which images are judged together; None if they do not."""
         finding = evaluation_finding(self.trained.model, self.trained.row)
         return None if finding is None else str(finding)
+
+    @property
+    def missing_threshold(self) -> str | None:
+        """What to say of a copy that names the likelier of two classes: its owner may have fitted a threshold. None:
+        one is there, what decides was fitted on a folder, or the run is one's own.
+        """
+        fitted = self.trained.calibration
+        is_fitted = fitted is not None and (fitted.threshold is not None or fitted.fitted_on == "folder")
+        if is_fitted or len(self.classes) != 2 or (self.folder / OWNER).exists():
+            return None
+        remedy = "If its owner fitted one, ask for a model with it (sfumato calibrate --publish)"
+        return f"no threshold came with {self.folder}: the likelier class is named. {remedy}"
 
     @overload
     def predict(self, images: list[Any] | tuple[Any, ...]) -> list[Prediction]: ...
@@ -170,7 +184,7 @@ def predict(run: str | Path, images: Sequence[str | Path], *, trust: Collection[
     Raises:
         InputError: See `Classifier`.
     """
-    return Classifier(run, trust).predict(list(images))
+    return load(run, trust).predict(list(images))
 
 
 def files_of(images: Sequence[Any]) -> list[tuple[Path | Picture, str | None]]:
@@ -211,4 +225,7 @@ def load(run: str | Path, trust: Collection[str] = ()) -> Classifier:
     Raises:
         InputError: See `Classifier`.
     """
-    return Classifier(run, trust)
+    classifier = Classifier(run, trust)
+    if (missing := classifier.missing_threshold) is not None:
+        warnings.warn(missing, stacklevel=2)
+    return classifier

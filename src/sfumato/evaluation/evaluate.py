@@ -35,8 +35,10 @@ from sfumato.evaluation.evaluators import (
 )
 from sfumato.evaluation.scores import evaluation_finding, predict_logits, score
 from sfumato.evaluation.trained import Trained, load
-from sfumato.run_folder.files import DATA_ROOT_FILE, read_place, refuse_drawing, write_json
+from sfumato.run_folder.files import DATA_ROOT_FILE, read_place, refuse_drawing, write_json, write_with_metadata
+from sfumato.run_folder.record import WEIGHTS_FILE
 from sfumato.run_folder.tested import EVALUATION_FILE, Tested
+from sfumato.run_folder.verification import read_model_file
 
 Report = Callable[[str], None]
 
@@ -177,7 +179,8 @@ def _held_out(
     if root is None and (noted := read_place(folder, DATA_ROOT_FILE)) is not None:
         report(f"images of {noted}, as {folder / DATA_ROOT_FILE} says")
         root = noted
-    recipe, data = trained.recipe, trained.recipe.data
+    given = ("mean", "std") if trained.recipe.model.init_from else ()  # they may be those of a library's weights
+    data = trained.recipe.data.model_copy(update={key: list(trained.decoding[key]) for key in given})
     if data.name == "folder":  # labels are numbered as the model numbers them
         if root is None:
             raise InputError(
@@ -185,8 +188,7 @@ def _held_out(
                 "folder by --data-root."
             )
         data = data.model_copy(update={"classes": list(trained.classes), "path": str(root)})
-        recipe = recipe.model_copy(update={"data": data})
-    dataset = loading.load_for(recipe, root, report)
+    dataset = loading.load_for(trained.recipe.model_copy(update={"data": data}), root, report)
     if (len(dataset.classes), dataset.shape) != (len(trained.classes), trained.shape):
         raise InputError(
             f"{folder} judges other images or classes than data set {data.name} has. Give a run that was trained on it."
@@ -237,6 +239,7 @@ def calibrate(
     positive: str | None = None,
     sensitivity: float | None = None,
     specificity: float | None = None,
+    publish: bool = False,
     data_root: str | Path | None = None,
     trust: Collection[str] = (),
     report: Report = lambda text: None,
@@ -250,6 +253,7 @@ def calibrate(
         positive: The class of two that is looked for; None: the second.
         sensitivity: Share of positive images to find; or
         specificity: share of the others to leave alone. Neither: the more probable class is named.
+        publish: Write what is fitted into model.safetensors too, so that it goes with every copy. Its tensors stay.
         data_root, trust, report: As in `evaluate`.
 
     Raises:
@@ -290,6 +294,10 @@ def calibrate(
         fitted = fitted.model_copy(update={"threshold": found})
     write_json(folder / calibration.CALIBRATION_FILE, fitted.as_json())
     (folder / EVALUATION_FILE).unlink(missing_ok=True)  # of decisions that are no more
+    if publish:
+        path = folder / WEIGHTS_FILE
+        metadata = read_model_file(path)[3] | {"calibration": fitted.model_dump_json()}
+        write_with_metadata(path, path.read_bytes(), metadata)
     return fitted
 
 

@@ -65,6 +65,23 @@ def hub_weights(name: str) -> dict[str, torch.Tensor]:
     return weights
 
 
+def constants(name: str, channels: int) -> dict[str, list[float]]:
+    """`data.mean` and `data.std` that a library's weights of this network were made with; of grey images their
+    averages. Empty: it states none.
+
+    Raises:
+        InputError: As `factory`.
+    """
+    library, _, network = name.partition(":")
+    if factory(name) is None:
+        return {}
+    module: Any = importlib.import_module(library)
+    of_timm = library == "timm"
+    stated = module.get_pretrained_cfg(network) if of_timm else module.models.get_model_weights(network).DEFAULT
+    each = {key: list(getattr(stated if of_timm else stated.transforms(), key)) for key in ("mean", "std")}
+    return {key: [sum(values) / len(values)] if channels == 1 else values for key, values in each.items()}
+
+
 def efficientnet_lite0(*, num_classes: int, channels: int) -> nn.Module:
     """The network, with batch normalisation: for weights that are given (`packaged_weights`).
 

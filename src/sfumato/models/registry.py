@@ -104,8 +104,10 @@ def build(
     shape = {"num_classes": num_classes, "image_size": image_size, "channels": channels}
     accepted = {*inspect.signature(network.factory).parameters, "num_classes"}
     _check_options(name, network, options, shape)
+    known = accepted - shape.keys() if network.options is None else network.options
+    remedy = f"It takes model.options: {', '.join(sorted(known)) or 'none'}; each must fit the images and the others."
     with (
-        refusing(f"model {name} cannot be built", "Correct model.options.", Exception),
+        refusing(f"model {name} cannot be built", remedy, Exception),
         torch.random.fork_rng(devices=[]),
     ):
         torch.manual_seed(seed)
@@ -135,7 +137,7 @@ def _check_options(name: str, network: Network, options: Mapping[str, Any], shap
             raise InputError(f"model {name} has no option {key}. {nearest(key, [*known])}")
         most = _LARGEST.get(key) if network.options is not None else None
         if most is not None and isinstance(value, int | float) and not value <= most:
-            raise InputError(f"model {name}: {key} = {value} is not possible: at most {most}. Correct model.options.")
+            raise InputError(f"model {name}: {key} = {value} is not possible: at most {most}. Give less.")
 
 
 def imported_module(name: str) -> str | None:

@@ -12,6 +12,9 @@ from torch.nn import functional as F
 from sfumato.errors import InputError, refusing
 from sfumato.models.layers import CentredLinear, Classifier, UnitLinear
 
+ANY_NUMBER = "It must take any number of images, one too: flatten(1) keeps a batch of one, squeeze() does not."
+"""The remedy for a model that fails on some numbers of images."""
+
 Layer = TypeVar("Layer", bound=nn.Linear)
 
 
@@ -79,7 +82,7 @@ def select_trainable(model: nn.Module, which: str | Sequence[str], num_classes: 
 
 
 def _matching(pattern: str, names: Sequence[str]) -> set[str]:
-    with refusing(f"model.trainable: {pattern!r} is no regular expression", "Correct it.", re.error):
+    with refusing(f"model.trainable: {pattern!r} is no regular expression", "Escape brackets and stars.", re.error):
         matched = {name for name in names if re.fullmatch(pattern, name)}
     if not matched:
         raise InputError(
@@ -168,7 +171,7 @@ class Backbone(nn.Module):
         self._model, self._name = model, name
         model.eval()
         failure = f"the model fails on images of shape {tuple(row.shape[1:])} in evaluation mode"
-        with refusing(failure, "Correct it.", Exception), torch.no_grad():
+        with refusing(failure, ANY_NUMBER, Exception), torch.no_grad():
             rows = torch.randn(2, *row.shape[1:], device=row.device)
             features = self(rows)
             is_random = not torch.equal(features, self(rows))

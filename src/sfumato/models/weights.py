@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import math
 import os
 import pickle
 from collections import Counter
@@ -10,13 +11,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from sfumato.config.pretrained import FROM_PACKAGE, FROM_TIMM, PACKAGED
 from sfumato.errors import InputError, refusing
 from sfumato.models import libraries
 
 # What other tools put around the state of a model.
-_WRAPPINGS = ("state_dict", "model", "model_state_dict", "net", "state_dict_ema", "model_ema", "teacher", "student")
+_WRAPPINGS = "state_dict model model_state_dict net module network state_dict_ema model_ema ema teacher student".split()
 # What a damaged or foreign pickle raises.
 _DAMAGES = (pickle.UnpicklingError, EOFError, OSError, RuntimeError, ValueError, TypeError, LookupError, AttributeError)
 
@@ -46,12 +48,14 @@ class Fitted:
         not_given: Tensors of the network that the weights lack, or have in another shape; they keep
             what they were built with.
         not_used: Tensors of the weights that the network lacks.
+        adapted: Tensors of the weights that were made for other channels or another image size (`_adapted`).
         new_classifier: Whether the classifier is of other classes or of features less a centre, and was made anew,
             as zeros.
     """
 
     not_given: list[str]
     not_used: list[str]
+    adapted: list[str]
     new_classifier: bool
 
     def lines(self) -> list[str]:
@@ -62,6 +66,7 @@ class Fitted:
         for names, what in (
             (self.not_given, "of the model are not in the weights and start as in training from scratch"),
             (self.not_used, "of the weights are not in the model and are not used"),
+            (self.adapted, "of the weights are for other channels or image sizes, and are adapted as timm does"),
         ):
             if names:
                 shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
@@ -121,9 +126,8 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
         if path.suffix == ".safetensors":
             return load_file(path)
         held: Any = torch.load(path, map_location="cpu", weights_only=True)
-    for key in _WRAPPINGS:
-        if isinstance(held, dict) and isinstance(held.get(key), dict):
-            held = held[key]
+    while isinstance(held, dict) and (keys := [key for key in _WRAPPINGS if isinstance(held.get(key), dict)]):
+        held = held[keys[0]]
     items = held.items() if isinstance(held, dict) else ()
     tensors = {name: value for name, value in items if isinstance(name, str) and isinstance(value, torch.Tensor)}
     if not tensors:
@@ -133,7 +137,7 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def fit(model: nn.Module, weights: Weights, classifier: str | None) -> Fitted:
-    """Copies into a network what has the same name and shape, in place.
+    """Copies into a network what has the same name and shape, or can be adapted to it, in place.
 
     Args:
         model: The network.
@@ -147,6 +151,8 @@ def fit(model: nn.Module, weights: Weights, classifier: str | None) -> Fitted:
     own, named = model.state_dict(), list(weights.tensors)
     prefix = _prefix(own, weights.tensors)
     given = {name[len(prefix) :]: value for name, value in weights.tensors.items() if name.startswith(prefix)}
+    changed = {name: _adapted(name, given[name], own[name].shape) for name in own.keys() & given.keys()}
+    given |= (adapted := {name: value for name, value in changed.items() if value is not None})
     found = {name for name, value in own.items() if name in given and given[name].shape == value.shape}
     head = {name for name in own if classifier is not None and name.startswith(f"{classifier}.")}
     new_classifier = bool(head) and (not head <= found or f"{classifier}.centre" in given)
@@ -171,7 +177,27 @@ def fit(model: nn.Module, weights: Weights, classifier: str | None) -> Fitted:
         own[name].zero_()
     not_given = [name for name in own if name not in found | head and not name.endswith("num_batches_tracked")]
     used = {prefix + name for name in own}
-    return Fitted(not_given, [name for name in named if name not in used], new_classifier)
+    return Fitted(not_given, [name for name in named if name not in used], sorted(adapted), new_classifier)
+
+
+def _adapted(name: str, value: torch.Tensor, shape: torch.Size) -> torch.Tensor | None:
+    """Filters of grey images made of those of colour ones, or the other way, and a table of positions for another
+    number of patches, as timm's `adapt_input_conv` and `resample_abs_pos_embed` do; None: there is nothing to adapt.
+    """
+    if value.shape == shape or value.ndim != len(shape) or not value.is_floating_point():
+        return None
+    same = [one == other for one, other in zip(value.shape, shape, strict=True)]
+    if same == [True, False, True, True] and {value.shape[1], shape[1]} == {1, 3}:
+        return (value.float().sum(1, keepdim=True) / shape[1]).expand(shape)
+    if same != [True, False, True] or "pos" not in name:
+        return None
+    old, new = math.isqrt(value.shape[1]), math.isqrt(shape[1])
+    given, wanted = value.shape[1] - old**2, shape[1] - new**2  # tokens of class and distillation, before the patches
+    if not old * new or wanted not in (0, given) or given > 2:
+        return None
+    patches = value[:, given:].float().transpose(1, 2).unflatten(2, (old, old))
+    resized = F.interpolate(patches, size=(new, new), mode="bicubic", antialias=True)
+    return torch.cat([value[:, :wanted].float(), resized.flatten(2).transpose(1, 2)], 1)
 
 
 def _prefix(own: dict[str, torch.Tensor], tensors: dict[str, torch.Tensor]) -> str:

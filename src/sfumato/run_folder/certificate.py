@@ -7,6 +7,7 @@ from sfumato.config import ResolvedRecipe
 from sfumato.data.examples import Dataset
 from sfumato.data.pixels import RULES_VERSION
 from sfumato.json_record import pick
+from sfumato.models.weights import Fitted
 from sfumato.planning.claims import Guarantee
 from sfumato.planning.resolve import Plan
 from sfumato.run_folder.ledger import Lines
@@ -137,8 +138,8 @@ def repeated(kind: type[Repeats], certificate: Certificate) -> Repeats:
     return kind(**{key: known[key] for key in kind.model_fields})
 
 
-def public_inputs(plan: Plan, dataset: Dataset) -> PublicInputs:
-    """What the guarantee takes to be known to everybody."""
+def public_inputs(plan: Plan, dataset: Dataset, fitted: Fitted | None) -> PublicInputs:
+    """What the guarantee takes to be known to everybody; `fitted`: how given weights met the network."""
     return PublicInputs(
         num_examples=len(dataset.train),
         num_people=dataset.facts.num_people,
@@ -148,6 +149,7 @@ def public_inputs(plan: Plan, dataset: Dataset) -> PublicInputs:
         mean=list(dataset.mean),
         std=list(dataset.std),
         decoding_rules=RULES_VERSION,
+        init_adapted=fitted.adapted if fitted else [],
         **inputs_of_the_recipe(plan.recipe),
     )
 

@@ -53,6 +53,17 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
         sync_folder(path.parent)
 
 
+def write_with_metadata(path: Path, content: bytes, metadata: dict[str, str]) -> None:
+    """Writes a safetensors file with this metadata alone, as `write_atomically`: equal ones give the same bytes."""
+    # The library writes metadata in an order that changes. A file is the length of its header in eight bytes, the
+    # header as JSON, and the tensors, which begin at a multiple of eight.
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = {**json.loads(content[8:end]), "__metadata__": metadata}
+    text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    write_atomically(path, len(text).to_bytes(8, "little") + text + content[end:])
+
+
 def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
     """Writes strict JSON (no NaN, no Infinity), as `write_atomically`."""
     write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode(), mode)

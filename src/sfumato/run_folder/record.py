@@ -46,6 +46,7 @@ class PublicInputs(Record):
         init_sha256: Digest of the weights that training started from; None: from scratch.
         pretrained_on: Which images made these.
         decoding_rules: How files became pixels (`data.pixels.RULES_VERSION`); None: before that was noted.
+        init_adapted: Tensors of theirs that were adapted to the images' channels or size.
     """
 
     num_examples: int
@@ -64,6 +65,7 @@ class PublicInputs(Record):
     init_sha256: str | None
     pretrained_on: str | None
     decoding_rules: int | None = None
+    init_adapted: list[str] = []
 
 
 class Counted(Guarantee):

@@ -97,6 +97,8 @@ class Learner:
         self.network = Network(plan, dataset, device, trust, weights)
         for line in self.network.fitted.lines() if self.network.fitted else []:
             report(line)
+        if self.network.gives_probabilities:
+            report("warning: the model ends in a softmax, and the loss has one: it would learn little. Leave it out")
         trainable = (value for value in self.network.model.parameters() if value.requires_grad)
         self.num_parameters = sum(value.numel() for value in trainable)
         if recipe.model.features == "centred":

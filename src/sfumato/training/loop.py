@@ -305,9 +305,9 @@ class _Run:
         return EpsilonCurve(self.mechanism, self.plan.delta, self.plan.recipe.budget.accountant).at
 
     def _certificate(self, status: Literal["running", "complete"]) -> Certificate:
-        sha256, public = ledger.sha256_of(self.ledger.path), public_inputs(self.plan, self.dataset)
+        public = public_inputs(self.plan, self.dataset, self.learner.network.fitted)
         so_far = None if self.is_selected else self._curve(self.ledger.num_releases)
-        counts = counted(self.ledger.lines, self.step, so_far, sha256)
+        counts = counted(self.ledger.lines, self.step, so_far, ledger.sha256_of(self.ledger.path))
         return certificate(self.plan, self.claims, status, public, counts)
 
     def _write_certificate(self) -> None:

@@ -23,6 +23,8 @@ from sfumato.models.trainable import (
 from sfumato.models.weights import Fitted, Weights, fit
 from sfumato.planning.resolve import Plan
 
+_SHAPE = "Set data.image_size and data.channels to what it takes, or take another model."
+
 
 class Network:
     """A network as a recipe has it.
@@ -33,6 +35,7 @@ class Network:
             it is, its classifier.
         backbone: The rest, whose features are computed once; None: there is none.
         fitted: How given weights met the network; None from scratch.
+        gives_probabilities: Whether its outputs are positive and sum to 1, as after a softmax.
 
     Raises:
         InputError: If it cannot be built, an image has not one output for each class, or it keeps state that no
@@ -148,7 +151,7 @@ class Network:
 
     def _require_outputs(self) -> None:
         self.model.eval()
-        with refusing(f"the model fails on images of shape {self._shape}", "Correct it.", Exception), torch.no_grad():
+        with refusing(f"the model fails on images of shape {self._shape}", _SHAPE, Exception), torch.no_grad():
             outputs = self.model(self.blank(2))
         self.model.train()
         shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
@@ -157,6 +160,7 @@ class Network:
                 f"the model gives {shape} for 2 images, not (2, {self._num_classes}): there are {self._num_classes} "
                 "classes, and each has one output. Have the factory pass num_classes on, and return the logits alone."
             )
+        self.gives_probabilities = bool((outputs >= 0).all() and torch.allclose(outputs.sum(1), outputs.new_ones(2)))
 
 
 def _refuse_other_state(model: nn.Module) -> None:

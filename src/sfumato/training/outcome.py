@@ -3,7 +3,6 @@ released as private depends on one.
 """
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -111,12 +110,5 @@ def save_weights(path: Path, plan: Plan, learner: Learner, claim: Certificate, t
             num_images=len(learner.source.held_out.labels),
         )
         metadata["calibration"] = fitted.model_dump_json()
-    # The library writes metadata in an order that changes. A file is the length of its header in eight bytes, the
-    # header as JSON, and the tensors, which begin at a multiple of eight.
-    content = to_bytes(tensors)
-    end = 8 + int.from_bytes(content[:8], "little")
-    header = {**json.loads(content[8:end]), "__metadata__": metadata}
-    text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    files.write_atomically(path, len(text).to_bytes(8, "little") + text + content[end:])
+    files.write_with_metadata(path, to_bytes(tensors), metadata)
     return Weights(tensors).digest

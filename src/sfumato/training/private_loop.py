@@ -65,6 +65,7 @@ class Update:
 
     def apply(self, out: ClippedGrad, optimizer: torch.optim.Optimizer) -> None:
         """`release`, and a step of the optimizer, which moves the parameters that `clipped_grad` named."""
+        _require_sum(out)
         parameters = dict(self._loop._model.named_parameters())
         if strange := out.grad_sum.keys() - parameters.keys():
             raise InputError(
@@ -77,6 +78,11 @@ class Update:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         self._loop._is_settled = True
+
+
+def _require_sum(out: ClippedGrad) -> None:
+    if not isinstance(out, ClippedGrad):
+        raise InputError(f"a mean loss has no examples to clip: give what grad_fn returns, not {type(out).__name__}.")
 
 
 class PrivateLoop:
@@ -197,6 +203,7 @@ class PrivateLoop:
         return self._pending
 
     def _release(self, update: Update, out: ClippedGrad) -> dict[str, torch.Tensor]:
+        _require_sum(out)
         if update is not self._pending:
             raise InputError(f"update {update.number} was released before, or is of another loop.")
         if len(out.grad_norms) != len(update.indices):
