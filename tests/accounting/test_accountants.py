@@ -121,14 +121,15 @@ def test_where_one_point_takes_long_a_curve_of_persons_has_a_few(monkeypatch):
     assert few[3] < 0.5 * few[30] == 0.5 * exact[30]
 
 
-def test_a_curve_of_a_costly_mechanism_is_rdps_before_its_end():
-    mechanism = Mechanism(1_271_167, 16_384, 2.5, 71_589)
-    curve = EpsilonCurve(mechanism, 8e-7)
-    assert curve.at(71_589) == epsilon(mechanism, 8e-7).epsilon_pld
-    assert curve.at(40_000) >= epsilon(mechanism.replace(num_steps=40_000), 8e-7, "rdp").epsilon
-    values = [curve.at(step) for step in range(0, 71_589, 10)]
-    assert values == sorted(values) and values[-1] <= curve.at(71_589)
-    assert curve.at(40_000) >= truth.epsilon(mechanism.sampling_prob, 2.5, 40_000, 8e-7)
+@pytest.mark.parametrize("mechanism", [Mechanism(1_271_167, 16_384, 2.5, 71_589), Mechanism(60_000, 2048, 1.0, 1500)])
+def test_a_curve_of_a_costly_mechanism_is_rdps_before_its_end(mechanism):
+    """PLD at each of its points would take more than two seconds."""
+    curve, last, half = EpsilonCurve(mechanism, 8e-7), mechanism.num_steps, mechanism.num_steps // 2
+    assert curve.at(last) == epsilon(mechanism, 8e-7).epsilon_pld
+    assert curve.at(half) >= epsilon(mechanism.replace(num_steps=half), 8e-7, "rdp").epsilon
+    values = [curve.at(step) for step in range(0, last, 10)]
+    assert values == sorted(values) and values[-1] <= curve.at(last)
+    assert curve.at(half) >= truth.epsilon(mechanism.sampling_prob, mechanism.noise_multiplier, half, 8e-7)
 
 
 def test_a_curve_answers_for_steps_beyond_its_plan_and_without_noise_too():

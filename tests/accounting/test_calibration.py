@@ -75,11 +75,13 @@ def test_what_else_the_target_pays_for_is_within_it_too(beside):
         assert 100 <= solve(within, "num_steps", 2.0, 1e-5).num_steps < 103
 
 
-def test_a_search_ends_at_the_last_that_is_within_wherever_it_starts():
+def test_a_search_ends_at_the_last_that_is_within_wherever_it_starts_and_asks_seldom_where_it_starts_near():
     for answer in (0, 1, 2, 57, 99, 100):
         for start in range(1, 101):
-            found = calibration._search(lambda n: n <= answer, 1, 100, start, lambda n: 1)  # noqa: B023
-            assert found == (answer or None)
+            asked = []
+            within = lambda n: asked.append(n) or n <= answer  # noqa: B023, E731
+            assert calibration._search(within, 1, 100, start, lambda n: 1) == (answer or None)
+            assert len(asked) <= 2 + 2 * math.log2(1 + abs(start - answer))
 
 
 def test_a_release_that_takes_the_whole_target_is_refused():

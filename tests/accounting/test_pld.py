@@ -1,6 +1,7 @@
 import math
 
 import pytest
+from dp_accounting.pld import common
 
 from sfumato.accounting import pld
 from sfumato.accounting.pld import Cost, epsilon_pld
@@ -117,6 +118,13 @@ def test_the_estimated_ranges_are_those_that_the_library_keeps(numbers):
     composed = pld._compose(one_step, steps)
     assert one_step._pmf_remove.size * cost.interval == pytest.approx(cost.loss_range, rel=0.2)
     assert composed._pmf_remove.size * cost.interval == pytest.approx(cost.composed_range, rel=0.25)
+
+
+def test_the_estimated_range_is_never_below_what_all_orders_of_the_library_bound(monkeypatch):
+    numbers = (0.01, 1.0, 30, 1)
+    found, bounds = Cost._of(*numbers).composed_range, common.compute_self_convolve_bounds
+    monkeypatch.setattr(common, "compute_self_convolve_bounds", lambda mass, steps, tail, _: bounds(mass, steps, tail))
+    assert Cost._of.__wrapped__(Cost, *numbers).composed_range <= found
 
 
 @pytest.mark.parametrize("steps", [1001, 9_999])

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sfumato.accounting import rdp as module
 from sfumato.accounting.rdp import epsilon_rdp, log_moment, rdp
 from tests.accounting import truth
 from tests.accounting.tables import DISTINCT_ROWS
@@ -57,6 +58,12 @@ def test_a_moment_is_never_below_its_binomial_sum_however_small_q_is(q, sigma):
             )
             exact = float(sum(terms).ln())
             assert exact <= log_moment(q, sigma, order) <= exact * (1 + 2.1e-7)
+
+
+def test_the_integral_ends_soon_after_its_largest_mode():
+    """At 2 / sigma here, where the mean without noise alone would put it at order / sigma = 20."""
+    z, _ = module._grid(1e-15, 0.5, 10.0)
+    assert 4 + module._TAIL <= z[-1] < 5 + module._TAIL
 
 
 def test_divergence_without_sampling_meets_its_closed_form():

@@ -299,6 +299,7 @@ def test_a_test_with_views_stands_beside_the_plain_accuracy_and_comes_out_the_sa
     words = [*SHORT, *settings({f"augmentation.{key}": value for key, value in views.items()})]
     status, out, err = call(capsys, "train", "demo/digits", "--output", run, *words)
     assert status == 0 and "chosen: augmentation.padding = 1 " in err
+    assert "testing with 3 views of each held-out image" in err
     result = json.loads((run / "result.json").read_text())
     vote, mean = result["accuracy_augtest_vote"], result["accuracy_augtest_mean"]
     assert result["test_views"] == 3 and 0 < vote < 1 and 0 < mean < 1

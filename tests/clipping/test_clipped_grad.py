@@ -262,16 +262,16 @@ def test_another_shape_is_prepared_for_anew():
         grad_fn.sum_over(lambda rows: (torch.randn(len(rows), 1, 8 + int(rows[0]), 6), rows % 3), torch.arange(4))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_examples_that_are_loaded_in_their_turn_give_what_they_give_together(workers):
+@pytest.mark.parametrize(("engine", "workers", "used"), [("graph", 1, 1), ("graph", 2, 2), ("func", 2, 1)])
+def test_examples_that_are_loaded_in_their_turn_give_what_they_give_together(engine, workers, used):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(36, 3))
     inputs, targets, key, asked = torch.randn(40, 1, 6, 6), torch.randint(3, (40,)), bytes(32), []
     indices = torch.tensor([3, 39, 8, 21, 0, 17, 30])
-    keys = {"clipping_norm": 1.0, "microbatch_size": 4, "engine": "graph", "workers": workers}
+    keys = {"clipping_norm": 1.0, "microbatch_size": 4, "engine": engine, "workers": workers}
     grad_fn = clipped_grad(model, cross_entropy, **keys)
     grad_fn.prepare(inputs, targets)
-    assert grad_fn.num_workers == workers
+    assert grad_fn.num_workers == used
 
     def load(rows):
         asked.extend(rows.tolist())

@@ -1,4 +1,5 @@
 import os
+import tracemalloc
 from unittest.mock import Mock
 
 import numpy as np
@@ -74,3 +75,13 @@ def test_a_shuffled_epoch_visits_every_example_once(num_examples, batch_size):
         assert sorted(visits[epoch * num_examples : (epoch + 1) * num_examples]) == list(range(num_examples))
     assert orders == list(range(3 * batch_size))  # each order is drawn once
     assert np.array_equal(shuffling.batch(batch_size, 2), batches[1])  # a resumed run meets the same ones
+
+
+def test_one_order_alone_is_kept():
+    tracemalloc.start()
+    shuffling = Shuffling(100_000, lambda epoch: Stream(bytes(31) + bytes([epoch])))
+    for step in range(1, 8):
+        shuffling.batch(70_000, step)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 1.5 * 8 * 100_000  # int64

@@ -104,6 +104,7 @@ def test_noise_that_drowns_the_signal_is_warned_about_with_numbers_that_help(num
     (text,) = [warning for warning in plan.warnings if "drowns" in warning]
     images = re.search(r"(\d+) training images(?: teach)?;", text)
     larger = re.search(r"an epsilon of ([\d.]+)", text)
+    assert bool(images) == ("target_epsilon" in privacy and len(training) < 2)  # a size is left to solve for
     assert images or larger or "a larger batch" in text
     helped = [plan_of(privacy, num_examples=int(images[1]), **training)] if images else []
     helped += [plan_of({**privacy, "target_epsilon": float(larger[1])}, num_examples, **training)] if larger else []

@@ -113,6 +113,13 @@ def test_a_killed_search_goes_on_with_the_same_trials_and_makes_the_one_that_was
     assert len(second.made) == 2 and not any(resumed for *_, resumed in second.made)
 
 
+def test_a_search_that_was_killed_before_it_drew_goes_on(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        Trials({0: KeyboardInterrupt()}).search(tmp_path)
+    (tmp_path / "owner" / "selection.json").unlink()
+    assert Trials().search(tmp_path).run == str(tmp_path / "selected")
+
+
 def test_a_trial_that_was_stopped_with_a_checkpoint_goes_on(tmp_path, three_trials):
     first, second = Trials({1: Interrupted(5, 10)}), Trials({0: KeyboardInterrupt()})
     with pytest.raises(Interrupted):

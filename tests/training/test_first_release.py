@@ -130,6 +130,7 @@ def test_the_mean_is_the_mean_and_its_noise_has_the_claimed_scale_over_the_publi
     exact = mean_of_features(0.0, 1000).release(mean_of_features(0.0, 1000).collect(examples(features)), None)
     torch.testing.assert_close(exact, features.mean(0), rtol=0, atol=1e-4)
     release = mean_of_features(2.5, 20)
+    assert release.noise_stddev == 2.5 * SENSITIVITY > 2.5
     noise = release.release(release.collect(examples(torch.zeros(16, 4000))), Stream(bytes(32)))
     assert float(noise.std()) * 20 == pytest.approx(2.5, rel=4 / 4000**0.5)
 

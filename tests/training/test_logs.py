@@ -3,6 +3,7 @@
 import csv
 import json
 import stat
+import time
 
 import pytest
 
@@ -50,6 +51,14 @@ def test_statistics_of_training_images_are_logged_where_asked_for_and_for_the_ow
         ("step", "loss", "clipped_fraction", "grad_norm"),
     )
     assert rows_of(path) == [{key: line[key] for key in keys} for line in noted]
+
+
+def test_images_a_second_are_the_expected_batches_over_the_time_since_the_run_began(tmp_path):
+    began, noted = time.perf_counter(), []
+    train(tmp_path / "run", Progress(step=lambda facts: noted.append((time.perf_counter(), facts.images_per_second))))
+    (first, rate), *_, (last, last_rate) = noted
+    assert 64 / rate < first - began
+    assert 6 * 64 / last_rate - 64 / rate == pytest.approx(last - first, rel=0.3)
 
 
 class Killed(Exception):

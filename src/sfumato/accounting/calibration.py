@@ -182,5 +182,5 @@ def _sigma(rank: int) -> float:
 
 def _rank(sigma: float) -> int:
     """About the rank of sigma; exact for numbers of 4 significant digits."""
-    decade = math.floor(math.log10(sigma) + 1e-9)
-    return decade * 9000 + round(sigma / 10.0**decade * 1000) - 1000
+    digits, decade = f"{sigma:.3e}".split("e")
+    return int(decade) * 9000 + int(digits.replace(".", "")) - 1000

@@ -69,11 +69,8 @@ def _grid(q: float, sigma: float, order: float) -> tuple[np.ndarray, float]:
     # iterate is an upper bound.
     upper = order / sigma
     log_odds = math.log(q) - math.log1p(-q) - 1 / (2 * sigma**2)
-    for _ in range(50):
-        following = order / sigma / (1 + math.exp(min(700.0, -(log_odds + upper / sigma))))
-        if upper - following < 0.5:
-            break
-        upper = following
+    while upper - (lower := order / sigma / (1 + math.exp(min(700.0, -(log_odds + upper / sigma))))) >= 0.5:
+        upper = lower
     upper = max(upper, 2 / sigma)  # of u^2, the moment less 1 where q is tiny
     step = min(0.5, sigma / 3)
     first, last = math.floor(-_TAIL / step), math.ceil((upper + _TAIL) / step)

@@ -135,14 +135,12 @@ def _log_relative(x: float) -> float:
     """log((e^x - 1) / x), 0 at 0; neither overflows nor cancels."""
     if abs(x) < 1e-3:
         return x / 2 + x**2 / 24
-    if x > 30:
-        return x - math.log(x) + math.log1p(-math.exp(-x))
-    return math.log(math.expm1(x) / x)
+    return max(x, 0.0) + math.log(-math.expm1(-abs(x)) / abs(x))
 
 
 # Orders to begin with, and those between the neighbours of the best two, so often: epsilon is then
 # within 1e-6 of its least.
-_ORDERS, _FINER, _TIMES = 200, 16, 3
+_ORDERS, _FINER, _TIMES = 200, 18, 3
 
 
 def epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection) -> float:
@@ -188,10 +186,7 @@ def epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection) ->
     logs = np.linspace(math.log(1e-3), math.log(rdp.largest_order(*sampled, price)), _ORDERS)
     bounds = _Bounds(q, sigma, steps, delta, selection)
     for _ in range(_TIMES):
-        finer = [
-            np.linspace(logs[max(i - 1, 0)], logs[min(i + 1, len(logs) - 1)], _FINER + 2)[1:-1]
-            for i in bounds.best(logs)
-        ]
+        finer = [np.linspace(logs[max(i - 1, 0)], logs[min(i + 1, len(logs) - 1)], _FINER) for i in bounds.best(logs)]
         logs = np.unique(np.concatenate([logs, *finer]))
     return max(0.0, float(bounds.epsilons(logs)[0].min()))
 

@@ -198,10 +198,10 @@ class _Halved(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
         is_two, is_four, is_lower = ctx.saved_tensors
-        is_even = not any(side % 2 for side in ctx.shape[2:])
-        found = grads[0].new_empty(ctx.shape) if is_even else grads[0].new_zeros(ctx.shape)
-        lower = grads[0] * is_lower
-        upper = grads[0] - lower
+        (pooled,) = grads
+        found = pooled.new_zeros(ctx.shape)
+        lower = pooled * is_lower
+        upper = pooled - lower
         two, four = upper * is_two, lower * is_four
         for corner, grad in zip(_corners(found), (upper - two, two, lower - four, four), strict=True):
             corner.copy_(grad)

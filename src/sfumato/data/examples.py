@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import torch
@@ -125,8 +125,13 @@ def dataset_digest(dataset: Dataset) -> str:
     parts = [json.dumps(named).encode()]
     for examples in (dataset.train, dataset.held_out_files):
         parts += [b"part", *examples.content()]
+    return digest_of(parts)
+
+
+def digest_of(parts: Iterable[bytes]) -> str:
+    """SHA-256 of parts, in 64 hexadecimal digits; no two sequences of parts give one stream of bytes."""
     hashed = hashlib.sha256()
-    for part in parts:  # length first: no two sequences of parts give one stream of bytes
+    for part in parts:
         hashed.update(len(part).to_bytes(8, "little") + part)
     return hashed.hexdigest()
 

@@ -53,8 +53,8 @@ class Shuffling:
     def __init__(self, num_examples: int, epoch_stream: Callable[[int], Stream]) -> None:
         self.num_examples = num_examples
         self._epoch_stream = epoch_stream
-        # A batch looks at one order or two; a small data set has many epochs in a batch.
-        self._order = functools.lru_cache(maxsize=2)(self._shuffle)
+        # A batch begins with the order that the one before ended with, and takes further ones in turn.
+        self._order = functools.lru_cache(maxsize=1)(self._shuffle)
 
     def batch(self, batch_size: int, step: int) -> np.ndarray:
         """The indices of a step, 1 for the first update: shape (batch_size,), int64."""

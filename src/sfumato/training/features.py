@@ -12,7 +12,7 @@ from torch import nn
 from sfumato.accounting import formats
 from sfumato.clipping.probe import made_up_images
 from sfumato.data import store
-from sfumato.data.examples import FeatureSet
+from sfumato.data.examples import FeatureSet, digest_of
 from sfumato.data.images import ImageSet
 from sfumato.errors import InputError
 from sfumato.models.trainable import Backbone
@@ -54,7 +54,7 @@ def features_of(
     made_up = _made_up(backbone, images, device)
     settings = {
         "weights": Weights(backbone.state_dict()).digest,
-        "images": _digest(images),
+        "images": digest_of(images.pixels()),
         "made up": hashlib.sha256(made_up.tobytes()).hexdigest(),  # no key tells all that code may compute
         "device": device.type,
     }
@@ -117,10 +117,3 @@ def _made_up(backbone: nn.Module, images: ImageSet, device: torch.device) -> np.
     if not found.isfinite().any(1).any():
         raise InputError("the network gives no finite features on made-up images. Its weights are damaged.")
     return found.numpy()
-
-
-def _digest(images: ImageSet) -> str:
-    hashed = hashlib.sha256()
-    for part in images.pixels():
-        hashed.update(len(part).to_bytes(8, "little") + part)
-    return hashed.hexdigest()

@@ -76,7 +76,7 @@ def bounded(features: torch.Tensor, bits: int) -> torch.Tensor:
     values = features.double()
     largest = values.abs().amax(1, keepdim=True).clamp(min=LENGTH)  # or squares might overflow
     lengths = torch.linalg.vector_norm(values / largest, dim=1, keepdim=True) * largest
-    quotient = values / lengths.clamp(min=LENGTH) * (1 - 2.0**-40)
+    quotient = values / lengths.clamp(min=LENGTH)
     rounded = torch.trunc(quotient * 2.0**bits) * 2.0**-bits
     is_bounded = rounded.square().sum(1, keepdim=True) <= LENGTH  # exact sums; NaN, to which infinity came, is not
     return torch.where(is_bounded, rounded, 0.0)

@@ -61,7 +61,7 @@ def compiled(function: Callable[..., Tensors], tensors: Tensors) -> Callable[...
         graph = make_fx(straight, tracing_mode="fake", _allow_non_fake_inputs=True)(*tensors)
     alias = torch.ops.aten.alias.default
     for node in graph.graph.find_nodes(op="call_function", target=alias):  # a fifth of all operations
-        node.replace_all_uses_with(node.args[0])
+        node.replace_all_uses_with(*node.args)
         graph.graph.erase_node(node)
     # Strides that were written down are not always those to come: group norm keeps
     # channels_last on a CPU, its stand-in does not.

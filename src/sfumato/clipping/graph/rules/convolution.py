@@ -80,11 +80,11 @@ def conv_weight_gradients_by_patches(inputs, grads, taps, *settings):
     Returns:
         (m, O, C, *taps), in the type of `grads`.
     """
-    examples, _, channels = inputs.shape[:3]
-    grads = grads.transpose(1, 2)
-    gradients = grads.new_empty(examples, grads.shape[1], channels, *taps)
+    channels, grads = inputs.shape[2], grads.transpose(1, 2)
+    examples, outputs, *positions = grads.shape
+    gradients = grads.new_empty(examples, outputs, channels, *taps)
     most = _AT_ONCE if inputs.device.type == "cpu" else _MOST_BYTES // inputs.element_size()
-    at_once = max(1, most // (channels * taps[0] * taps[1] * grads[0, 0].numel()))
+    at_once = max(1, most // math.prod((channels, *taps, *positions)))
     parts = (tensor.split(at_once) for tensor in (inputs, grads, gradients))
     for own_inputs, own_grads, gradient in zip(*parts, strict=True):
         seen = windows(own_inputs, taps, *settings)
