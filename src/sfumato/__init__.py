@@ -17,6 +17,7 @@ _PUBLIC = {
     "audit_scores": "sfumato.auditing.bounds",
     "clipped_grad": "sfumato.clipping",
     "epsilon": "sfumato.accounting.accountants",
+    "fix_groupnorm": "sfumato.models.layers",
     "evaluate": "sfumato.evaluation.evaluate",
     "load": "sfumato.evaluation.classifier",
     "plan": "sfumato.scaling.plan",

@@ -36,9 +36,10 @@ def begin(folder, mechanism=MECHANISM, state=None, **changes):
     return sfumato.PrivateLoop(folder, mechanism, **given)
 
 
-def zeros(update, sensitivity=1.0, value=0.0):
+def zeros(update, sensitivity=1.0, value=0.0, clipping_norm=1.0):
     count = len(update.indices)
-    return ClippedGrad({"weight": torch.full((10, 10), value)}, torch.zeros(count), torch.zeros(count), sensitivity)
+    grad_sum = {"weight": torch.full((10, 10), value)}
+    return ClippedGrad(grad_sum, torch.zeros(count), torch.zeros(count), sensitivity, clipping_norm)
 
 
 def spent(num_steps=12):
@@ -88,7 +89,7 @@ def test_samples_are_poisson_and_noise_has_its_scale_each_time_anew(tmp_path):
 def test_noise_is_in_units_of_the_stated_sensitivity_around_the_sum(tmp_path):
     loop = begin(tmp_path / "run", clipping_norm=50.0)
     update = next(iter(loop))
-    private_grad = update.release(zeros(update, sensitivity=50.0, value=7.0))["weight"]
+    private_grad = update.release(zeros(update, sensitivity=50.0, value=7.0, clipping_norm=50.0))["weight"]
     assert abs(float(private_grad.mean()) - 0.07) < 6 * 1.0 / 10
     assert abs(float(private_grad.std()) - 1.0) < 0.45
 
@@ -129,18 +130,18 @@ def test_a_sum_is_released_once_and_only_of_its_own_sample_and_norm(tmp_path):
     loop = begin(tmp_path / "run", clipping_norm=0.5)
     updates = iter(loop)
     update = next(updates)
-    other = ClippedGrad({"weight": torch.zeros(10, 10)}, torch.zeros(3), torch.zeros(3), 1.0)
+    other = ClippedGrad({"weight": torch.zeros(10, 10)}, torch.zeros(3), torch.zeros(3), 1.0, 0.5)
     refused("of 3 examples", update.release, other)
-    for sensitivity in (2.0, float("nan")):  # NaN: nobody said what it is
-        refused("clipped to", update.release, zeros(update, sensitivity=sensitivity))
-    renamed = ClippedGrad({"0.weight": torch.zeros(10, 10)}, *[torch.zeros(len(update.indices))] * 2, 1.0)
+    for sensitivity, norm in ((2.0, 2.0), (float("nan"), 0.5), (1.0, float("nan")), (1.0, 5.0)):  # NaN: nobody said
+        refused("clipped to", update.release, zeros(update, sensitivity=sensitivity, clipping_norm=norm))
+    renamed = ClippedGrad({"0.weight": torch.zeros(10, 10)}, *[torch.zeros(len(update.indices))] * 2, 1.0, 0.5)
     for use in (update.release, lambda loss: update.apply(loss, parts()["optimizer"])):
         refused("a mean loss .* grad_fn returns, not Tensor", use, torch.ones(()))
     refused("no parameter '0.weight'", update.apply, renamed, parts()["optimizer"])
     assert releases(tmp_path / "run") == 0
-    update.release(zeros(update, sensitivity=0.5))
+    update.release(zeros(update, sensitivity=0.5, clipping_norm=0.5))
     refused("released before", update.release, zeros(update))
-    assert next(updates).release(zeros(loop._pending))["weight"].shape == (10, 10)
+    assert next(updates).release(zeros(loop._pending, clipping_norm=0.5))["weight"].shape == (10, 10)
 
 
 def test_an_empty_sample_is_an_update_all_the_same(tmp_path):

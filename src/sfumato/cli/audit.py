@@ -170,7 +170,7 @@ def _show(found: "AuditResult | OneRunResult") -> None:
             "power: the best attack on a Gaussian mechanism that spends all that is claimed shows about "
             f"{lower_epsilon_text(power.tight)}{beside}"
         )
-    half = ", half of them with the example," if isinstance(power, Power) else ""
+    half = ", half of them with the example" if isinstance(power, Power) else ""
     with_so_many = f"with {power.games_needed:,} games{half}" if power.games_needed else "with no number of games tried"
     output.say(f"power: an attack that is never wrong shows the claimed epsilon {with_so_many}")
     claim = f"the claim of epsilon {epsilon_text(found.nominal_epsilon)}"

@@ -65,7 +65,7 @@ def show(name: str, *, calibrate: Accountant | None = None, json_: bool = False)
 
     Args:
         name: As `sfumato recipes list` has it.
-        calibrate: Says which noise multiplier this accountant asks for the same epsilon.
+        calibrate: Says which noise multiplier this accountant asks for the nominal epsilon.
 
     Example:
         sfumato recipes show cifar10-eps-8
@@ -82,7 +82,9 @@ def _show(facts: dict[str, Any]) -> None:
     if (by := facts.get("calibrated_by")) is not None:
         noise = f"{facts['noise_multiplier']:.6g} instead of {facts['printed_noise_multiplier']:g}"
         command = f"sfumato train {facts['name']} --calibrate {by}"
-        output.say(f"# calibrated by {by}: noise_multiplier = {noise}, the same epsilon; as trained by `{command}`")
+        output.say(
+            f"# calibrated by {by}: noise_multiplier = {noise}, for the nominal epsilon; as trained by `{command}`"
+        )
 
 
 def verify(*, json_: bool = False) -> None:

@@ -48,7 +48,12 @@ def _show_simulation(result: Any) -> None:
         accuracy, last = output.per_cent(run.accuracy), output.per_cent(run.accuracy_last)
         output.say(f"{run.run}: held-out accuracy {accuracy} (last weights {last})")
     mean, fraction = output.per_cent(result.accuracy), output.per_cent(result.compute_fraction)
-    output.say(f"mean {mean} of {len(result.runs)}; each costs {fraction} of the run that it stands for")
+    output.say(f"mean {mean} of {len(result.runs)}; each computes {fraction} of the gradients that its run does")
+    if result.runs[0].held_out == "test":
+        output.warn(
+            "these are accuracies on test images: settings that are chosen by them make test accuracy too good. "
+            "--set data.split=train holds out validation images."
+        )
     output.say("not private: simulations train on the images with a public seed")
 
 

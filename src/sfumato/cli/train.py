@@ -269,7 +269,7 @@ def _show_guarantee(guarantee: "Guarantee") -> None:
     if guarantee.epsilon_rdp is not None and guarantee.accountant != "rdp":
         how += f"; by RDP {formats.epsilon_text(guarantee.epsilon_rdp)}"
     epsilon, delta = formats.epsilon_text(guarantee.epsilon), formats.delta_text(guarantee.delta)
-    output.say(f"epsilon {epsilon} at delta {delta} for {guarantee.unit} replaced by zero ({how})")
+    output.say(f"epsilon {epsilon} at delta {delta} for the contribution of {guarantee.unit} replaced by zero ({how})")
     if guarantee.epsilon_image is not None:
         output.say(f"epsilon {formats.epsilon_text(guarantee.epsilon_image)} for one image alone")
     elif guarantee.max_images_per_person is not None and not guarantee.of_persons:

@@ -226,7 +226,7 @@ class GradFn:
         out = self._sum(lambda rows: list(map(itemgetter(rows), parts)), real, key, example_ids)
         grad_norms, losses = out.grad_norms.new_zeros(2, len(inputs))
         grad_norms[real], losses[real] = out.grad_norms, out.losses
-        return ClippedGrad(out.grad_sum, grad_norms, losses, self.sensitivity)
+        return ClippedGrad(out.grad_sum, grad_norms, losses, self.sensitivity, self.clipping_norm)
 
     def sum_over(self, load: Load, indices: torch.Tensor, *, key: bytes | None = None) -> ClippedGrad:
         """The same for examples that memory need not hold at once: each microbatch is loaded in its
@@ -313,7 +313,7 @@ class GradFn:
             trained = {name: value for name, value in self._model.named_parameters() if value.requires_grad}
             zeros = {name: at_least_float32(torch.zeros_like(value)).detach() for name, value in trained.items()}
             norms, losses = next(iter(zeros.values())).new_zeros(2, 0)
-            return ClippedGrad(zeros, norms, losses, self.sensitivity)
+            return ClippedGrad(zeros, norms, losses, self.sensitivity, self.clipping_norm)
         engine, size = prepared.engine, prepared.microbatch_size
 
         def loaded(places: torch.Tensor) -> Batch:
@@ -347,7 +347,7 @@ class GradFn:
                     total[name] = total[name].add_(part) if name in total else part
                 norms.append(out.grad_norms)
                 losses.append(out.losses)
-        return ClippedGrad(total, torch.cat(norms), torch.cat(losses), self.sensitivity)
+        return ClippedGrad(total, torch.cat(norms), torch.cat(losses), self.sensitivity, self.clipping_norm)
 
     def _map(
         self,

@@ -13,7 +13,9 @@ from sfumato.clipping.probe import made_up_images, random_state_kept, shifted
 from sfumato.errors import InputError, first_line, refusing
 from sfumato.torch_internals import tree_leaves
 
-_REPLACE_BATCH_NORM = "Replace it: --set model.fix=groupnorm, in code fix_groupnorm(model)."
+_REPLACE_BATCH_NORM = (
+    "Replace it: --set model.fix=groupnorm, in code model = sfumato.fix_groupnorm(model), before the optimizer is made."
+)
 # So many made-up images are tried before a parameter is said to receive no gradient.
 _IMAGES = 12
 

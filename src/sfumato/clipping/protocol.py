@@ -74,12 +74,14 @@ class ClippedGrad:
             (docs/engine.md); not private. Zero at padding.
         losses: (B,) losses, averaged over an example's views; not private. Zero at padding.
         sensitivity: How far one example moves the sum, in L2 norm: what noise multiplies.
+        clipping_norm: C, to which each gradient was clipped; the sum is divided by it where sensitivity is 1.
     """
 
     grad_sum: dict[str, torch.Tensor]
     grad_norms: torch.Tensor
     losses: torch.Tensor
     sensitivity: float = math.nan
+    clipping_norm: float = math.nan
 
 
 def is_out_of_memory(error: BaseException) -> bool:

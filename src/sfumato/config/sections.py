@@ -194,21 +194,21 @@ class PrivacyConfig(Section):
     """The budget, and the mechanism that spends it."""
 
     target_epsilon: Annotated[float, Field(ge=1e-9, allow_inf_nan=False)] | None = None
-    """Of one unit. Below 1e-9, rounding is no longer small beside it."""
+    """The budget, of one unit: smaller is more private; never exceeded. At least 1e-9."""
     unit: Literal["image", "person"] = "image"
     """Whom epsilon is for: each image by itself, or each person with all images of hers, at most
     `max_images_per_person`.
     """
     delta: Annotated[float, Field(ge=1e-100, lt=1)] | None = None
-    """With at most about this probability more than epsilon may show; at most 1 / N is usual."""
+    """The guarantee's other number: well below 1 / N (docs/privacy.md)."""
     noise_multiplier: Literal[0] | Annotated[float, Field(ge=1e-12, le=1e12)] | None = None
-    """0, or what can be computed with."""
+    """Standard deviation of the noise over `clipping_norm`. Left out: the least that keeps target_epsilon."""
     first_release_noise: Annotated[float, Field(ge=1e-12, le=1e12)] | None = None
     """Noise of the mean of features that is released before the updates (`model.features = "centred"`), over its
     sensitivity.
     """
     clipping_norm: Annotated[float, Field(ge=1e-12, allow_inf_nan=False)] = 1.0
-    """Below 1e-12 the squares of a gradient's entries vanish in float32, and it would not be clipped."""
+    """C: each image's gradient is scaled to at most this length, so no image counts for more. At least 1e-12."""
     sampling: Literal["poisson", "shuffled"] = "poisson"
     """"poisson": each image by its own coin, as epsilon is computed. "shuffled" carries no certificate."""
     accountant: Literal["pld", "rdp"] = "pld"
@@ -263,7 +263,7 @@ class OptimizerConfig(Section):
     name: Literal["sgd", "adam", "adamw"] = "sgd"
     """What the noisy sums are given to."""
     learning_rate: Annotated[float, Field(gt=0, le=1e30)] | None = None
-    """Larger ones, and their products with a weight decay, leave float32."""
+    """How far an update moves the weights, in units of gradients of length clipping_norm (docs/defaults.md)."""
     momentum: Annotated[float, Field(ge=0, le=1)] = 0.0
     """SGD alone, as is `dampening`."""
     dampening: Annotated[float, Field(ge=0, le=1)] = 0.0

@@ -170,7 +170,10 @@ class PrivateLoop:
             )
         for name, value in self._state.items():
             what = f"{name} does not take what the checkpoint keeps of it"
-            with refusing(what, "Give it as it was.", RuntimeError, ValueError, KeyError):
+            remedy = "Give it as it was."
+            if not self._ledger.num_releases:
+                remedy = f"Nothing was released: remove the folder {self.folder}, and begin again."
+            with refusing(what, remedy, RuntimeError, ValueError, KeyError):
                 value.load_state_dict(found.state[name])
         self._step = found.step
         self._ledger.refuse_lost(self._step, max_lost)
@@ -211,9 +214,9 @@ class PrivateLoop:
                 f"the sum is of {len(out.grad_norms)} examples, and the update's sample has {len(update.indices)}. "
                 "Give the sum over update.indices."
             )
-        if out.sensitivity not in (1.0, self._clipping_norm):
+        if out.clipping_norm != self._clipping_norm or out.sensitivity not in (1.0, self._clipping_norm):
             raise InputError(
-                f"the sum was clipped to {out.sensitivity:g}, and this loop states {self._clipping_norm:g}. Make "
+                f"the sum was clipped to {out.clipping_norm:g}, and this loop states {self._clipping_norm:g}. Make "
                 "grad_fn and loop with one clipping_norm."
             )
         self._pending, self._is_settled = None, False
