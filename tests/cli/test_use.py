@@ -253,7 +253,7 @@ def test_the_held_out_shard_is_not_what_was_trained_on(images, unseen, tmp_path,
     assert "training images lie" in refused(capsys, "calibrate", run, shards / "train-0000.tar")
     assert json_of(capsys, "calibrate", run, shards / "test-0000.tar")["num_images"] == 600
     status, _, err = call(capsys, "evaluate", run, shards / "test-0000.tar")
-    assert status == 0 and "training images lie" not in err and "fitted on 600 images, too" in err
+    assert status == 0 and "training images lie" not in err and "600 of these 600 images chose the prob" in err
 
 
 def test_how_sure_and_how_often_right_are_told_and_drawn(run, unseen, tmp_path, capsys):
@@ -350,7 +350,7 @@ def test_a_run_for_persons_leads_with_them(images, tmp_path, capsys):
     words += given({**QUICK, "data.group_by": r"/(\d\d?)", "privacy.person_sampling": "images"})
     words += ["--output", tmp_path / "run"]
     status, out, err = call(capsys, *words)
-    assert status == 0 and "for one person with at most 2 images" in out and "left out" in err, err
+    assert status == 0 and "of one person with at most 2 images" in out and "left out" in err, err
     claim = json.loads((tmp_path / "run" / "privacy.json").read_text())
     assert claim["epsilon"] == claim["epsilon_person"] <= 8 and claim["epsilon_image"] < claim["epsilon"]
     last = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1]

@@ -38,7 +38,14 @@ OF_TWO = {**TWO, "decision": DECISION, "roc": [[0.0, 0.0], [4 / 30, 0.9], [1.0, 
 def evaluation(of, **changes):
     per_class = [row[place] / sum(row) for place, row in enumerate(of["confusion"])]
     intervals = {"accuracy": ENDS, "per_class": [ENDS] * len(per_class), "auroc": None}
-    facts = {"test_set": "ward-7", "evaluated_on": "2027-03-14", "num_people": None, "accuracy": SHARE, "auroc": None}
+    facts = {
+        "test_set": "ward-7",
+        "evaluated_on": "2027-03-14",
+        "num_people": None,
+        "num_fitted_on": 0,
+        "accuracy": SHARE,
+        "auroc": None,
+    }
     facts |= {"balanced_accuracy": 0.8, "majority_rate": 0.5, "calibration": None}
     return {**facts, "per_class": per_class, "intervals": intervals, **of, **changes}
 
@@ -47,6 +54,13 @@ def page_of(tmp_path, of, **changes):
     folder = folders.write_run(tmp_path / "run", folders.private_certificate(), *RUNS["private"][1:])
     (folder / "evaluation.json").write_text(json.dumps(evaluation(of, **changes)))
     return write_report(folder).read_text()
+
+
+def test_images_that_chose_the_threshold_are_told_in_the_report(tmp_path):
+    assert "chose the probabilities" not in page_of(tmp_path, TWO)
+    assert "17 of these images chose the probabilities and the threshold" in page_of(
+        tmp_path / "b", TWO, num_fitted_on=17
+    )
 
 
 def test_accuracy_stands_directly_under_the_title_that_on_the_test_set_first(tmp_path):
@@ -92,10 +106,8 @@ def test_of_two_classes_threshold_sensitivity_specificity_and_the_roc_are_told(t
 def test_size_day_people_and_that_nothing_there_is_private_are_told(tmp_path):
     text = Page(page_of(tmp_path, TWO, num_people=17)).text
     assert "40 images of 17 people" in text and "for independent people" in text and "2027-03-14 (UTC)" in text
-    assert "not private with respect to these images" in text and "fitted on as many" not in text
-    fitted = {"temperature": 1.0, "fitted_on": "folder", "num_images": 40}
-    text = Page(page_of(tmp_path / "same", TWO, calibration=fitted)).text
-    assert "for independent images" in text and "fitted on as many images" in text
+    assert "not private with respect to these images" in text
+    assert "for independent images" in Page(page_of(tmp_path / "same", TWO)).text
 
 
 def test_who_answers_for_the_model_what_made_it_and_when_are_told_and_never_as_markup(tmp_path):

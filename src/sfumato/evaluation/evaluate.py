@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import hashlib
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -35,9 +36,17 @@ from sfumato.evaluation.evaluators import (
 )
 from sfumato.evaluation.scores import evaluation_finding, predict_logits, score
 from sfumato.evaluation.trained import Trained, load
-from sfumato.run_folder.files import DATA_ROOT_FILE, read_place, refuse_drawing, write_json, write_with_metadata
+from sfumato.run_folder.files import (
+    DATA_ROOT_FILE,
+    OWNER,
+    read_json,
+    read_place,
+    refuse_drawing,
+    write_json,
+    write_with_metadata,
+)
 from sfumato.run_folder.record import WEIGHTS_FILE
-from sfumato.run_folder.tested import EVALUATION_FILE, Tested
+from sfumato.run_folder.tested import CHOSE, EVALUATION_FILE, FITTED_ON_FILE, Tested
 from sfumato.run_folder.verification import read_model_file
 
 Report = Callable[[str], None]
@@ -124,8 +133,11 @@ def evaluate(
             raise InputError(reason)
         report(f"warning: {reason}")
     held_out, held_out_name, names = _held_out(folder_of_images, trained, folder, data_root, report)
-    if trained.calibration is not None and trained.calibration.num_images == (count := len(held_out)):
-        report(f"probabilities were fitted on {count} images, too: if on these, expect somewhat less of new ones")
+    again = 0
+    if trained.calibration is not None and (fitted_on := folder / OWNER / FITTED_ON_FILE).exists():
+        known = read_json(fitted_on)
+        if again := sum(digest in known for digest in _digests(held_out)):
+            report(f"warning: {again} of these {len(held_out)} images {CHOSE}")
     if (mixing := evaluation_finding(trained.model, trained.row)) is not None:
         report(f"warning: accuracies depend on which images are judged together: {mixing}")
     values = None if by is None or folder_of_images is None else _values_of(by, folder_of_images, names)
@@ -148,6 +160,7 @@ def evaluate(
         evaluated_on=datetime.datetime.now(datetime.UTC).date().isoformat(),
         num_images=len(held_out),
         num_people=None if held_out.groups is None else len(set(held_out.groups)),
+        num_fitted_on=again,
         classes=list(trained.classes),
         **dataclasses.asdict(score(logits, held_out.labels, outcome.decided)),
         **dict(itertools.chain(*told)),
@@ -293,12 +306,18 @@ def calibrate(
         found = calibration.fit_threshold(*answers, positive=sought, aim=aim, at=at)
         fitted = fitted.model_copy(update={"threshold": found})
     write_json(folder / calibration.CALIBRATION_FILE, fitted.as_json())
+    if (folder / OWNER).is_dir():
+        write_json(folder / OWNER / FITTED_ON_FILE, dict.fromkeys(_digests(held_out), 1), mode=0o600)
     (folder / EVALUATION_FILE).unlink(missing_ok=True)  # of decisions that are no more
     if publish:
         path = folder / WEIGHTS_FILE
         metadata = read_model_file(path)[3] | {"calibration": fitted.model_dump_json()}
         write_with_metadata(path, path.read_bytes(), metadata)
     return fitted
+
+
+def _digests(images: ImageSet) -> list[str]:
+    return [hashlib.blake2b(row.numpy().tobytes(), digest_size=16).hexdigest() for row in images.stored]
 
 
 def draw_reliability(found: Evaluation, path: Path) -> None:

@@ -3,7 +3,7 @@
 from sfumato.accounting.formats import count, per_cent, share
 from sfumato.reporting.charts import Curve, Panel, chart, linear
 from sfumato.reporting.html import Html, figure, numbers_table, paragraph, section
-from sfumato.run_folder.tested import Decision, Tested
+from sfumato.run_folder.tested import CHOSE, Decision, Tested
 
 MOST_COLUMNS = 12
 ROC = "Receiver operating characteristic (ROC): what other thresholds would give."
@@ -11,13 +11,13 @@ ROC = "Receiver operating characteristic (ROC): what other thresholds would give
 
 def tested_section(tested: Tested) -> Html:
     """All that is told of the test set."""
-    fitted, who = tested.calibration, "images" if tested.num_people is None else "people"
+    who = "images" if tested.num_people is None else "people"
     text = (
         f"Evaluated on {tested.evaluated_on} (UTC). These numbers are exact, hence not private with respect to these "
         f"images. The intervals (95 %) are for independent {who}."
     )
-    if fitted is not None and fitted.num_images == tested.num_images:
-        text += " Probabilities were fitted on as many images: if on these, expect somewhat less of new ones."
+    if tested.num_fitted_on:
+        text += f" {count(tested.num_fitted_on)} of these images {CHOSE}."
     parts = [*map(paragraph, in_words(tested)), paragraph(text), _classes(tested)]
     if tested.decision is not None and tested.roc is not None:
         parts.append(_roc(tested.decision, tested.roc))

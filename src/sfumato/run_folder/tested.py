@@ -4,6 +4,9 @@ from sfumato.json_record import Record
 from sfumato.run_folder.record import CalibrationFacts, Classes
 
 EVALUATION_FILE = "evaluation.json"
+FITTED_ON_FILE = "fitted_on.json"
+"""In owner/: digests of the images that probabilities and threshold were fitted on."""
+CHOSE = "chose the probabilities and the threshold: expect less of new ones"
 
 
 class Intervals(Record):
@@ -39,6 +42,7 @@ class Tested(Record):
         test_set: The name of its folder, without where that lies; or of the held-out images.
         evaluated_on: The day (UTC).
         num_people: Of whom the images are; None: nobody says, and intervals take images for independent.
+        num_fitted_on: How many of the images chose probabilities or threshold, too.
         per_class: None for a class that does not occur.
         confusion: Images of each class (row) that were taken for each class (column).
         calibration: How probabilities and decisions came of the outputs; None: as they are, not calibrated.
@@ -51,6 +55,7 @@ class Tested(Record):
     evaluated_on: str
     num_images: int
     num_people: int | None
+    num_fitted_on: int
     classes: Classes
     accuracy: float
     balanced_accuracy: float
