@@ -366,7 +366,9 @@ def test_the_report_tells_what_was_fitted_after_training(own, unseen, capsys):
     fitted = json_of(capsys, "calibrate", own, unseen, "--positive", "stripes", "--sensitivity", 0.9)
     page = (own / "report.html").read_text()
     assert "How it decides" in page and "stripes is named from a probability of" in page
-    assert f"{100 * fitted['threshold']['probability']:.2f} %" in page and "600 other images with labels" in page
+    assert (
+        f"{100 * fitted['threshold']['probability']:.2f} %" in page and "600 images with labels that its owner" in page
+    )
     (own / "calibration.json").write_text('{"temperature": 0}')
     with pytest.raises(InputError, match="calibration.json"):
         write_report(own)

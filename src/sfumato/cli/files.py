@@ -71,7 +71,10 @@ def epsilon(runs: list[Path], *, delta: float | None = None, json_: bool = False
             raise InputError(f"{run} was selected from others: no epsilon is known beside other runs. Leave it out.")
     units = {(line.num_examples, line.unit, line.images_per_unit) for line in lines}
     if len(units) > 1:
-        raise InputError("these runs are of other numbers of images, or of other units: no one epsilon covers them.")
+        raise InputError(
+            "these runs are of other numbers of images, or of other units (an image, a person): no one epsilon covers "
+            "them. Name runs of one unit and one number of images."
+        )
     delta = min(line.delta for line in lines if line.delta is not None) if delta is None else delta
     spent = epsilon_together([line.mechanism for line in lines], delta)
     facts = {

@@ -308,7 +308,9 @@ def calibrate(
     write_json(folder / calibration.CALIBRATION_FILE, fitted.as_json())
     if (folder / OWNER).is_dir():
         write_json(folder / OWNER / FITTED_ON_FILE, dict.fromkeys(_digests(held_out), 1), mode=0o600)
-    (folder / EVALUATION_FILE).unlink(missing_ok=True)  # of decisions that are no more
+    if (folder / EVALUATION_FILE).exists():  # of decisions that are no more
+        (folder / EVALUATION_FILE).unlink()
+        report("the test set is out of the report, since decisions are others now: evaluate with --report again")
     if publish:
         path = folder / WEIGHTS_FILE
         metadata = read_model_file(path)[3] | {"calibration": fitted.model_dump_json()}

@@ -174,7 +174,7 @@ def _accuracy(run: Recorded) -> Html:
         "always the most frequent class": result.majority_rate,
         "among the first five guesses": result.accuracy_top5,
         "AUROC (1: perfect, 0.5: guessing)": result.auroc,
-        "accuracy of the last weights, which are not kept": result.accuracy_last,
+        "accuracy of the last weights; kept is their average over updates": result.accuracy_last,
     }
     text = (
         f"Measured on the held-out images ({result.held_out}) that could be read, with the averaged weights, which are "
@@ -200,7 +200,9 @@ def _decision(run: Recorded) -> list[Html]:
     fitted = run.calibration
     if fitted is None:
         return []
-    where = "held-out images of this run" if fitted.fitted_on == "held-out" else "other images with labels"
+    where = (
+        "held-out images of this run" if fitted.fitted_on == "held-out" else "images with labels that its owner chose"
+    )
     shifted = "" if fitted.shifts is None else ", and shifted for each class"
     texts = [
         f"After training, probabilities were calibrated on {formats.count(fitted.num_images)} {where}: outputs are "

@@ -135,7 +135,9 @@ def _mechanism(certificate: Certificate) -> list[Term]:
     sampling = (
         f"Batches of {batch} of {examples} training images, shuffled: no epsilon of Poisson sampling holds for them."
     )
-    if certificate.sampling == "poisson":
+    if certificate.sampling == "poisson" and certificate.sampling_prob == 1:
+        sampling = f"Each step takes all of the {examples} {_drawn(certificate)}."
+    elif certificate.sampling == "poisson":
         sampling = (
             f"At each step, each of the {examples} {_drawn(certificate)} is drawn by itself with probability "
             f"{formats.quantity(certificate.sampling_prob)}; {batch} are expected."
