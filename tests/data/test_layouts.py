@@ -45,7 +45,7 @@ def pasted(remedy, root):
             root = type(root)(value)
         else:
             key, _, text = value.removeprefix("data.").partition("=")
-            keys[key] = text if key == "group_by" else json.loads(text)
+            keys[key] = text if key == "group_by" or not text else json.loads(text)
     return root, keys
 
 
@@ -172,6 +172,37 @@ def test_a_table_that_is_none_is_left_out_by_the_words_of_its_refusal(tmp_path):
         listed(root)
     place, keys = pasted(str(refusal.value), root)
     assert {file.part for file in listed(place, **keys)} == {"train", "test"}
+
+
+def until_read(root, **keys):
+    """Pastes what each refusal proposes beside what was given, whose keys it replaces."""
+    for _ in range(6):
+        try:
+            return listed(root, **keys)
+        except InputError as refusal:
+            root, more = pasted(str(refusal), root)
+            keys = {key: value for key, value in {**keys, **more}.items() if value}
+    raise AssertionError(f"no end: {keys}")
+
+
+@pytest.mark.parametrize("layout", [None, "{class}"])
+def test_each_proposal_repeats_what_was_left_out_before(tmp_path, layout):
+    root = written(tmp_path, "{cat,dog}/{0..3}.png {cat,dog}/{0..1}.HEIC {cat,dog}/0.jpg {cat,dog}/{0..3}_mask.png")
+    (root / "labels.csv").write_text("picture\n")
+    assert len(until_read(root, layout=layout)) == 8
+
+
+def test_a_proposal_of_a_folder_inside_repeats_what_names_something_in_it(tmp_path):
+    root = written(tmp_path, "set/{cat,dog}/{0..3}.png set/{cat,dog}/a.txt set/dog/old/{0..3}.png notes.pdf")
+    found = until_read(root, exclude=["set/dog/old/*", "*.txt", "notes.pdf"])
+    assert {file.name for file in found} == {f"{label}/{i}.png" for label in ("cat", "dog") for i in range(4)}
+
+
+def test_a_layout_that_a_file_does_not_fit_is_replaced_by_the_proposal(tmp_path):
+    root = written(tmp_path, "{cat,dog,bird}/{0..3}.png dog/edited/{0..3}.png")
+    assert len(until_read(root, layout="{class}/edited")) == 12
+    root = written(tmp_path / "other", "{cat,dog}/{a,b}/{0..3}.png dog/b/notes.txt")
+    assert {file.group for file in until_read(root, layout="{class}/{group}")} == {"a", "b"}
 
 
 def test_where_a_named_set_would_be_read_from_is_said(tmp_path):

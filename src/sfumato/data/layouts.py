@@ -67,6 +67,9 @@ def list_images(
         if found.notes:
             more = f" and {len(found.notes) - 3} more" if len(found.notes) > 3 else ""
             report(f"passed over: {', '.join(found.notes[:3])}{more}")
+        if found.others and (found.tables or config.layout is not None):  # how to read it is said already
+            beside, leaving = _beside(root, found), proposals.leaving_out(proposals.patterns(found.others), found)
+            raise InputError(f"{beside} Take them out, or: {leaving}")
         if not found.tables:
             try:
                 files = _of_folders(root, found, config, listed, needs_train=needs_train)
@@ -80,11 +83,8 @@ def list_images(
                     report(line)
                 remedy = "Put images directly into class folders, and other files elsewhere."
                 if needs_train:
-                    remedy = proposals.remedies(root, found, misread.remedy)
+                    remedy = proposals.remedies(root, found, misread.remedy, has_layout=config.layout is not None)
                 raise InputError(f"{misread.what} {remedy}") from None
-        if found.others:
-            beside = _beside(root, found)
-            raise InputError(f"{beside} Take them out, or: {proposals.leaving_out(proposals.patterns(found.others))}")
         source, files = found.tables[0], tables.read_labels(root, found, classes=listed, needs_train=needs_train)
     if listed is None:
         labels = sorted({item.label for item in files})
@@ -130,15 +130,15 @@ def _of_folders(
         match = pattern.fullmatch(folder)
         if match and match["klass"] not in used:
             raise InputError(f"{root / folder} holds no image. Put images of the class there, or take the folder away.")
-    _refuse_copies_and_other_classes(root, files)
+    _refuse_copies_and_other_classes(root, found, files)
     return files
 
 
-def _refuse_copies_and_other_classes(root: Path, files: Sequence[ImageFile]) -> None:
+def _refuse_copies_and_other_classes(root: Path, found: Found, files: Sequence[ImageFile]) -> None:
     """Refuses several files of one picture, by their names, and parts whose classes are not those of training."""
     twice = proposals.taken_twice(item.name for item in files)
     if twice:
-        leaving = proposals.leaving_out([twice[2]])
+        leaving = proposals.leaving_out([twice[2]], found)
         what = f"{root}: {twice[0]} and {twice[1]} are one picture twice, by their names."
         raise InputError(f"{what} Rename what is a picture of its own, or leave the others out: {leaving}")
     labels = collections.defaultdict(set)

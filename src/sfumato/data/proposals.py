@@ -166,8 +166,10 @@ def _of_folders(folder: Folder) -> Iterator[Reading]:
         yield from outer
 
 
-def remedies(root: Path, found: Found, otherwise: str) -> str:
-    """What would make a folder readable, in words to paste; `otherwise` where names tell no classes."""
+def remedies(root: Path, found: Found, otherwise: str, *, has_layout: bool) -> str:
+    """What would make a folder readable, in words to paste; `otherwise` where names tell no classes. `has_layout`:
+    `data.layout` is given, and is taken out where nothing takes its place.
+    """
     if not found.images:
         return _of_no_image(root, found.others)
     said = []
@@ -179,7 +181,9 @@ def remedies(root: Path, found: Found, otherwise: str) -> str:
         if not reading.is_plain(tree):
             words += ["--set", shlex.quote(f'data.layout="{"/".join(reading.layout)}"')]
             words += ["--set", "data.group_by=group"] if "{group}" in reading.layout else []
-        words += [leaving_out([pattern.removeprefix(f"{reading.root}/") for pattern in exclude])] if exclude else []
+        elif has_layout:
+            words += ["--set", "data.layout="]
+        words += [leaving_out(exclude, found, reading.root)] if exclude or (reading.root and found.exclude) else []
         said.append(f"{reading.given}: {' '.join(words)}" if reading.given else " ".join(words))
     if any(said):
         return f"Take {'; or '.join(each for each in said if each)}"
@@ -188,7 +192,7 @@ def remedies(root: Path, found: Found, otherwise: str) -> str:
     tables = [name for name in found.others if name.endswith((".csv", ".tsv"))]
     seen = "".join(f"; {name} has {', '.join(_columns(root / name))}" for name in tables[:2])
     beside = patterns(found.others)
-    leaving = f", and leave the other files out: {leaving_out(beside)}" if beside else ""
+    leaving = f", and leave the other files out: {leaving_out(beside, found)}" if beside else ""
     return (
         f"Names tell no classes: write labels.csv with the columns file, label (and group, for people){seen}{leaving}"
     )
@@ -213,9 +217,16 @@ def _of_no_image(root: Path, others: Sequence[str]) -> str:
     return "Arrays and tables of pixels are not read: write PNG files into one folder for each class"
 
 
-def leaving_out(exclude: Sequence[str]) -> str:
-    """The words to paste."""
-    return f"--set {shlex.quote(f'data.exclude={json.dumps(exclude, ensure_ascii=False)}')}"
+def leaving_out(exclude: Sequence[str], found: Found, root: str = "") -> str:
+    """The words to paste, in place of the patterns given: with those of them that name something, as they are to be
+    written for a folder in it.
+    """
+    above = f"{root}/" if root else ""
+    left_out = [name.removeprefix(above) for name in found.left_out if name.startswith(above)]
+    given = [pattern.removeprefix(above) for pattern in found.exclude]
+    given = [pattern for pattern in given if any(excluded(name, [pattern], set()) for name in left_out)]
+    patterns = list(dict.fromkeys([*given, *(pattern.removeprefix(above) for pattern in exclude)]))
+    return f"--set {shlex.quote(f'data.exclude={json.dumps(patterns, ensure_ascii=False)}')}"
 
 
 def _columns(table: Path) -> list[str]:
