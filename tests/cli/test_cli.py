@@ -263,8 +263,11 @@ def test_minutes_of_a_dry_run_have_those_of_evaluations(capsys, monkeypatch):
 
 def test_a_dry_run_shows_every_choice_and_writes_nothing(folder, trained, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    looked = []
+    monkeypatch.setattr("sfumato.data.folders.Listing.report_first", lambda listing: looked.append(listing.root))
     words = ["train", "image-folder", "--data-root", folder, "--epsilon", 2, "--dry-run", "--accountant", "rdp"]
     facts = json_of(capsys, *words)
+    assert looked == [folder]
     assert facts["epsilon"] <= 2 and facts["expected_seconds"] > 0 and facts["delta"] in (1e-2, 1e-3)
     run, result, _ = trained
     assert facts["classes"] == result["classes"] == ["checks", "stripes"] and facts["held_out"] == "test"

@@ -93,6 +93,8 @@ AFTER_ONE = {
     "two kinds of one": ("{cat,dog}/{0..3}.png {cat,dog}/{0..1}.jpg", {"cat", "dog"}, 8),
     "edited on a phone": ("{cat,dog}/IMG_{0..3}.jpg {cat,dog}/IMG_E{0..3}.jpg", {"cat", "dog"}, 8),
     "flipped": ("{cat,dog}/p{0..3}.png {cat,dog}/p{0..3}_flip.png", {"cat", "dog"}, 8),
+    "a copy": ("{cat,dog}/{0..30}.jpg cat/3+-+Copy.jpg cat/3+-+Copy+(2).jpg dog/1+Kopie.jpg", {"cat", "dog"}, 62),
+    "an edited one": ("{cat,dog}/IMG_{0..30}.jpg cat/IMG_3-edited.jpg dog/IMG_1_EDITED.jpg", {"cat", "dog"}, 62),
     "copies in a class": ("{cat,dog}/{0..3}.png dog/greg/vision/{0..3}.png dog/RENAME", {"cat", "dog"}, 8),
     "other files": ("{cat,dog}/{0..3}.jpg {cat,dog}/{0..3}.xmp {cat,dog}/1.NEF README.dataset.docx", {"cat", "dog"}, 8),
     "folders of other files": ("{train,valid}/{cat,dog}/{0..3}.png models/a.pth notes/{x,y}.pdf", {"cat", "dog"}, 16),
@@ -145,6 +147,19 @@ def test_a_stated_layout_is_kept_to_and_what_it_does_not_tell_is_refused(tmp_pat
         listed(root, layout="{part}/*")
     refused("nothing in .* is called", listed, root, layout="{part}/*/{class}", exclude=["mask*"])
     assert {file.group for file in listed(root, layout="{part}/{group}/{class}", exclude=["ward_1"])} == {"ward_2"}
+
+
+def test_names_that_count_beside_one_without_a_number_are_told_where_they_are_few(tmp_path):
+    said = []
+    for lines in ("{cat,dog}/IMG_{1,2,3}.jpg dog/IMG_2+(1).jpg cat/IMG_1+2.jpg", "dog/images+({0..3}).jpg dog/images.jpg"):
+        list_images(DataConfig(name="folder"), written(tmp_path, lines), said.append)
+    assert [line.count("may be one picture twice") for line in said] == [1, 1]
+    assert all("cat/IMG_1.jpg and cat/IMG_1 2.jpg" in line for line in said)
+    assert len(listed(*pasted(said[0], tmp_path)[:1], **pasted(said[0], tmp_path)[1])) == 6 + 5 - 1
+    said.clear()
+    series = written(tmp_path / "series", "{cat,dog}/images+({0..9}).jpg {cat,dog}/images.jpg a/fido-edited.jpg {a,b}/x.jpg")
+    list_images(DataConfig(name="folder"), series, said.append)
+    assert said == []
 
 
 def test_two_classes_that_hold_the_same_names_are_told_loudly(tmp_path):

@@ -72,7 +72,7 @@ def list_images(
             raise InputError(f"{beside} Take them out, or: {leaving}")
         if not found.tables:
             try:
-                files = _of_folders(root, found, config, listed, needs_train=needs_train)
+                files = _of_folders(root, found, config, listed, report, needs_train=needs_train)
                 alike = proposals.shared_names((item.label, item.name) for item in files)
                 if alike:
                     what = f"{alike[2]} files of {alike[0]} are named as in {alike[1]}"
@@ -98,7 +98,13 @@ def list_images(
 
 
 def _of_folders(
-    root: Path, found: Found, config: DataConfig, classes: Sequence[str] | None, *, needs_train: bool
+    root: Path,
+    found: Found,
+    config: DataConfig,
+    classes: Sequence[str] | None,
+    report: Report,
+    *,
+    needs_train: bool,
 ) -> list[ImageFile]:
     """Of the layouts `<class>/*` and `{train,valid,test}/<class>/*`, or of that which `data.layout` states."""
     if found.others:
@@ -130,17 +136,20 @@ def _of_folders(
         match = pattern.fullmatch(folder)
         if match and match["klass"] not in used:
             raise InputError(f"{root / folder} holds no image. Put images of the class there, or take the folder away.")
-    _refuse_copies_and_other_classes(root, found, files)
+    _refuse_copies_and_other_classes(root, found, files, report)
     return files
 
 
-def _refuse_copies_and_other_classes(root: Path, found: Found, files: Sequence[ImageFile]) -> None:
+def _refuse_copies_and_other_classes(root: Path, found: Found, files: Sequence[ImageFile], report: Report) -> None:
     """Refuses several files of one picture, by their names, and parts whose classes are not those of training."""
     twice = proposals.taken_twice(item.name for item in files)
     if twice:
-        leaving = proposals.leaving_out([twice[2]], found)
-        what = f"{root}: {twice[0]} and {twice[1]} are one picture twice, by their names."
-        raise InputError(f"{what} Rename what is a picture of its own, or leave the others out: {leaving}")
+        leaving = proposals.leaving_out(twice.exclude, found)
+        pair = f"{root}: {twice.first} and {twice.second}"
+        if twice.is_sure:
+            remedy = f"Rename what is a picture of its own, or leave the others out: {leaving}"
+            raise InputError(f"{pair} are one picture twice, by their names. {remedy}")
+        report(f"warning: {pair} may be one picture twice, by their names. If such ones are, leave them out: {leaving}")
     labels = collections.defaultdict(set)
     for item in files:
         labels[item.part or "train"].add(item.label)

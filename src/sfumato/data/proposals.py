@@ -15,7 +15,11 @@ from sfumato.data.listing import DICOM, PART_MEANT, Found, excluded, part_said, 
 _MOST_LINES = 12
 _MOST_EDITIONS, _MOST_READINGS = 3, 5
 _LONGEST_LINE, _TELLING = 2000, 12
-_EDITED, _TAIL = re.compile(r"IMG_E(\d+)"), re.compile(r"[_\-. ]+(?=[A-Za-z])")
+_EDITED, _TAIL = re.compile(r"IMG_E(\d+)"), re.compile(r"[_\-. ]+(?=[A-Za-z])| (?=\(?\d+\)?$)")
+_COPY = re.compile(r"[_\- ]+(edited|copy|copie|copia|kopie)( ?\(?\d+\)?)?", re.IGNORECASE)
+"""What systems and phones put behind the name of a picture that they copied or edited."""
+_NUMBER = re.compile(r" \(?\d+\)?")
+"""The same, which many pictures of one name have as well that were fetched one after another."""
 _NUMBERED = set(
     "part fold image images img picture photo batch split patient subject person case study series scan".split()
 )
@@ -259,12 +263,25 @@ def shared_names(files: Iterable[tuple[str, str]]) -> tuple[str, str, int] | Non
     return None
 
 
-def taken_twice(names: Iterable[str]) -> tuple[str, str, str] | None:
-    """Two files of one picture by their names, and a pattern that leaves all such ones out: `a.png` beside `a.jpg`,
-    `IMG_E1` beside `IMG_1`, or one ending (`a_mask`, `a_flip`) of a tenth of a folder's files.
+@dataclasses.dataclass(frozen=True)
+class Twice:
+    """Two files of one picture by their names, and patterns that leave all such ones out; `is_sure`: no other reading
+    is likely.
+    """
+
+    first: str
+    second: str
+    exclude: tuple[str, ...]
+    is_sure: bool = True
+
+
+def taken_twice(names: Iterable[str]) -> Twice | None:
+    """Finds `a.png` beside `a.jpg`, `IMG_E1` beside `IMG_1`, `a - Copy` or `a-edited` beside `a`, one ending (`a_mask`,
+    `a_flip`) of a tenth of a folder's files; and, not surely, one, two or three of `a (1)` or `a 2` beside `a`.
     """
     folders: dict[str, dict[str, str]] = {}
     suffixes, tails, pairs = Counter[str](), Counter[str](), dict[str, tuple[str, str]]()
+    numbered: dict[str, list[tuple[str, str]]] = {}  # of each first name, tails and names
     for name in names:
         folder, _, file = name.rpartition("/")
         stem, suffix = file.rpartition(".")[::2]
@@ -275,18 +292,28 @@ def taken_twice(names: Iterable[str]) -> tuple[str, str, str] | None:
         suffixes[suffix] += 1
     if "same" in pairs:
         rarer = min((name.rpartition(".")[2] for name in pairs["same"]), key=suffixes.__getitem__)
-        return (*pairs["same"], f"*.{rarer}")
+        return Twice(*pairs["same"], (f"*.{rarer}",))
     for stems in folders.values():
         for stem, name in stems.items():
             edited = _EDITED.fullmatch(stem)
             cuts = [(stem[: cut.start()], stem[cut.start() :]) for cut in _TAIL.finditer(stem)]
             for base, tail in [*cuts, *([(f"IMG_{edited[1]}", "IMG_E")] if edited else [])]:
-                if base in stems:
+                if base in stems and _NUMBER.fullmatch(tail):
+                    numbered.setdefault(stems[base], []).append((tail, name))
+                elif base in stems:
                     tails[tail] += 1
                     pairs.setdefault(tail, (stems[base], name))
+    copies = sorted(tail for tail in tails if _COPY.fullmatch(tail))
+    if copies:
+        return Twice(*pairs[copies[0]], tuple(f"*{tail}.*" for tail in copies))
     for tail, count in tails.most_common(1):
         if count >= max(2, sum(map(len, folders.values())) // 10):
-            return (*pairs[tail], "IMG_E*" if tail == "IMG_E" else f"*{tail}{'*' if len(tail) > 4 else '.*'}")
+            pattern = "IMG_E*" if tail == "IMG_E" else f"*{tail}{'*' if len(tail) > 4 else '.*'}"
+            return Twice(*pairs[tail], (pattern,))
+    few = {first: others for first, others in numbered.items() if len(others) <= _MOST_EDITIONS}
+    for first, others in few.items():
+        exclude = {f"*{tail}.*" for others in few.values() for tail, _ in others}
+        return Twice(first, others[0][1], tuple(sorted(exclude)), is_sure=False)
     return None
 
 
