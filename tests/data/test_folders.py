@@ -209,7 +209,12 @@ def test_a_table_with_groups_is_a_data_set(with_table):
     assert dataset.classes == ("cat", "dog") and dataset.train.largest_group()[1] == 4
     assert not set(dataset.train.groups) & set(dataset.held_out.groups)
     assert set(dataset.train.groups) == {f"p{i}" for i in range(15) if not is_held_out("test", f"p{i}")}
-    limited = load(config(group_by="group", **stated), root, quiet, PrivacyConfig(max_images_per_person=3))
+    lines = []
+    limited = load(config(group_by="group", **stated), root, lines.append, PrivacyConfig(max_images_per_person=3))
+    count = len(limited.train), int(limited.train.readable.sum())
+    assert count[0] > count[1] and any(
+        f"{count[0]} images to train on, of which {count[1]} contr" in line for line in lines
+    )
     assert limited.facts == dataset.facts and limited.train.largest_group()[1] == 3
     by_path = load(config(group_by=r"(\d)\d\.png", **stated), root, quiet)
     assert set(by_path.train.groups) | set(by_path.held_out.groups) == set("012345")

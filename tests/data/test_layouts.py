@@ -151,13 +151,18 @@ def test_a_stated_layout_is_kept_to_and_what_it_does_not_tell_is_refused(tmp_pat
 
 def test_names_that_count_beside_one_without_a_number_are_told_where_they_are_few(tmp_path):
     said = []
-    for lines in ("{cat,dog}/IMG_{1,2,3}.jpg dog/IMG_2+(1).jpg cat/IMG_1+2.jpg", "dog/images+({0..3}).jpg dog/images.jpg"):
+    for lines in (
+        "{cat,dog}/IMG_{1,2,3}.jpg dog/IMG_2+(1).jpg cat/IMG_1+2.jpg",
+        "dog/images+({0..3}).jpg dog/images.jpg",
+    ):
         list_images(DataConfig(name="folder"), written(tmp_path, lines), said.append)
     assert [line.count("may be one picture twice") for line in said] == [1, 1]
     assert all("cat/IMG_1.jpg and cat/IMG_1 2.jpg" in line for line in said)
     assert len(listed(*pasted(said[0], tmp_path)[:1], **pasted(said[0], tmp_path)[1])) == 6 + 5 - 1
     said.clear()
-    series = written(tmp_path / "series", "{cat,dog}/images+({0..9}).jpg {cat,dog}/images.jpg a/fido-edited.jpg {a,b}/x.jpg")
+    series = written(
+        tmp_path / "series", "{cat,dog}/images+({0..9}).jpg {cat,dog}/images.jpg a/fido-edited.jpg {a,b}/x.jpg"
+    )
     list_images(DataConfig(name="folder"), series, said.append)
     assert said == []
 

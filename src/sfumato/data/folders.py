@@ -205,7 +205,9 @@ class Listing:
         shown = ", ".join(f"{name} {counts[name]}" for name in self.classes[:MOST_NAMED])
         shown += ", ..." if len(self.classes) > MOST_NAMED else ""
         num_held_out = len(self.parts[self.held_out])
-        report(f"{len(train)} images to train on ({shown}), {num_held_out} held out as {self.held_out} ({how})")
+        count = f"{len(train)} images to train on"
+        count += f", of which {len(train) - len(self.beyond)} contribute" if self.beyond else ""
+        report(f"{count} ({shown}), {num_held_out} held out as {self.held_out} ({how})")
         if config.group_by is not None:
             sizes = collections.Counter(item.group for item in train).values()
             report(f"they are of {len(sizes)} groups (people) with {min(sizes)} to {max(sizes)} images each")
