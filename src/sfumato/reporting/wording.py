@@ -132,9 +132,7 @@ def _mechanism(certificate: Certificate) -> list[Term]:
     one, of_persons = (
         ("person", " A person's is the mean over their images.") if certificate.drawn == "people" else ("image", "")
     )
-    sampling = (
-        f"Batches of {batch} of {examples} training images, shuffled: no epsilon of Poisson sampling holds for them."
-    )
+    sampling = f"Batches of {batch} of {examples} training images, shuffled."
     if certificate.sampling == "poisson":
         sampling = (
             f"At each step, each of the {examples} {_drawn(certificate)} is drawn by itself with probability "
