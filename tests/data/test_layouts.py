@@ -124,7 +124,7 @@ REFUSED = {
     "Train/{big.cell.left,normal}/{0..3}.png Test/{big.cell,normal}/{0..3}.png": "Give each class one name",
     "data/{train,test}-00000-of-00001.parquet README.md": "--data-root .*data",
     "shards/{train,val}/000{0..1}.tar": "flat in one folder",
-    "raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte": "A named set reads such files: data.name = mnist",
+    "raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte": "A named set reads such files: --set data.name=mnist",
     "{train,test}_x.h5": "Arrays and tables of pixels are not read",
     "{a,b}/{0..3}.dcm train.csv notes.docx": "is DICOM",
 }
@@ -228,7 +228,7 @@ def test_a_layout_that_a_file_does_not_fit_is_replaced_by_the_proposal(tmp_path)
 def test_where_a_named_set_would_be_read_from_is_said(tmp_path):
     written(tmp_path, " ".join(NAMED["mnist"].files))
     for root in (tmp_path, tmp_path / "MNIST/raw"):
-        with pytest.raises(InputError, match="data.name = mnist or fashion_mnist") as refusal:
+        with pytest.raises(InputError, match="data.name=mnist or fashion_mnist") as refusal:
             listed(root)
         assert f"--data-root the folder of {NAMED['mnist'].files[0]} or " in str(refusal.value)
     assert missing("mnist", tmp_path) is None

@@ -185,7 +185,7 @@ def with_groups(group_by: str | None, files: Sequence[ImageFile], root: Path, re
     """
     if group_by is None:
         if any(file.group for file in files):
-            report(f'{root} has a column "group", which is not used: data.group_by = "group" keeps a group on one side')
+            report(f'{root} has a column "group", which is not used: --set data.group_by=group keeps each on one side')
         return [dataclasses.replace(file, group=None) for file in files]
     if group_by == "group" and any(file.group for file in files):
         named = [file.group for file in files]

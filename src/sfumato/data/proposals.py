@@ -217,7 +217,7 @@ def _of_no_image(root: Path, others: Sequence[str]) -> str:
     sets = [name for name, named in NAMED.items() if {PurePosixPath(file).name for file in named.files or "-"} <= held]
     if sets:
         wanted = " or ".join(NAMED[name].files[0] for name in sets)
-        return f"A named set reads such files: data.name = {' or '.join(sets)}, --data-root the folder of {wanted}"
+        return f"A named set reads such files: --set data.name={' or '.join(sets)}, --data-root the folder of {wanted}"
     return "Arrays and tables of pixels are not read: write PNG files into one folder for each class"
 
 
