@@ -192,8 +192,8 @@ def calibrate(values: dict[str, Any], accountant: Accountant) -> None:
         raise InputError("the recipe has no target epsilon for --calibrate to meet. Give --epsilon, or leave it out.")
     if None in (values.get("training", {}).get(key) for key in ("batch_size", "num_steps")):
         raise InputError(
-            "--calibrate solves for the noise alone. Give --set training.batch_size=B --set training.num_steps=T, or leave "
-            "it out."
+            "--calibrate solves for the noise alone. Leave it out, or give --set training.batch_size=B --set "
+            "training.num_steps=T."
         )
     privacy.pop("noise_multiplier", None)
     privacy["accountant"] = accountant

@@ -70,7 +70,7 @@ class Listing:
         self.config, self.root, self.report, self.privacy = config, root, report, privacy
         channels, half = config.channels or DEFAULT_CHANNELS, (0.5,)
         self.scale = normalisation(config.mean, config.std, channels, default=(half * channels, half * channels))
-        self.files = with_groups(config.group_by, list_images(config, root, report), root, report)
+        self.files = with_groups(config.group_by, list_images(config, root, report), root, report, config.exclude)
         self.classes = classes_of(config, root, self.files)
         check_proportions(config, len(self.classes))
         self.parts = split(self.files, config.split)
@@ -271,7 +271,7 @@ def labelled_images(
         groups = None
         if group_by is not None:
             try:
-                groups = [str(file.group) for file in with_groups(group_by, files, root, report)]
+                groups = [str(file.group) for file in with_groups(group_by, files, root, report, exclude)]
             except InputError as error:
                 report(f"intervals take images to be of different people: {error}")
         images, reasons = decode_files(files, **preprocessing)

@@ -1,6 +1,7 @@
 """A folder that is read in no layout: what lies in it, and settings to paste that would read it. By names alone."""
 
 import dataclasses
+import glob
 import itertools
 import json
 import re
@@ -145,7 +146,7 @@ def _of_folders(folder: Folder) -> Iterator[Reading]:
         return
     held = [set(each.inner) for each in inner.values()]
     shared, every = set.intersection(*held), set[str]().union(*held)
-    of_outer, of_inner = f"if {_listed(inner)} are the classes", f"if {_listed(every)} are the classes"
+    of_outer, of_inner = f"if {listed(inner)} are the classes", f"if {listed(every)} are the classes"
     first = next(iter(inner.values()))
     beside = [each.stems for each in first.inner.values()]
     kinds = {word for name in shared for word in words_of(name)}
@@ -165,7 +166,7 @@ def _of_folders(folder: Folder) -> Iterator[Reading]:
     else:
         is_numbers = all(name.isdigit() for name in inner)
         yield from _below(inner) if len(inner) <= _MOST_EDITIONS and not is_numbers else ()
-        people = f"{of_inner}, and {_listed(inner)} whose images"
+        people = f"{of_inner}, and {listed(inner)} whose images"
         yield Reading(("{group}", "{class}", *["*"] * (depth - 2)), given=people)
         yield from outer
 
@@ -187,7 +188,9 @@ def remedies(root: Path, found: Found, otherwise: str, *, has_layout: bool) -> s
             words += ["--set", "data.group_by=group"] if "{group}" in reading.layout else []
         elif has_layout:
             words += ["--set", "data.layout="]
-        words += [leaving_out(exclude, found, reading.root)] if exclude or (reading.root and found.exclude) else []
+        if exclude or (reading.root and found.exclude):
+            above = f"{reading.root}/" if reading.root else ""
+            words.append(leaving_out([name.removeprefix(above) for name in exclude], _given_within(found, above)))
         said.append(f"{reading.given}: {' '.join(words)}" if reading.given else " ".join(words))
     if any(said):
         return f"Take {'; or '.join(each for each in said if each)}"
@@ -196,7 +199,7 @@ def remedies(root: Path, found: Found, otherwise: str, *, has_layout: bool) -> s
     tables = [name for name in found.others if name.endswith((".csv", ".tsv"))]
     seen = "".join(f"; {name} has {', '.join(_columns(root / name))}" for name in tables[:2])
     beside = patterns(found.others)
-    leaving = f", and leave the other files out: {leaving_out(beside, found)}" if beside else ""
+    leaving = f", and leave the other files out: {leaving_out(beside, found.exclude)}" if beside else ""
     return (
         f"Names tell no classes: write labels.csv with the columns file, label (and group, for people){seen}{leaving}"
     )
@@ -221,16 +224,17 @@ def _of_no_image(root: Path, others: Sequence[str]) -> str:
     return "Arrays and tables of pixels are not read: write PNG files into one folder for each class"
 
 
-def leaving_out(exclude: Sequence[str], found: Found, root: str = "") -> str:
-    """The words to paste, in place of the patterns given: with those of them that name something, as they are to be
-    written for a folder in it.
-    """
-    above = f"{root}/" if root else ""
+def leaving_out(exclude: Sequence[str], given: Sequence[str]) -> str:
+    """The words to paste; patterns that are given already stand in them too, since they take their place."""
+    patterns = list(dict.fromkeys([*given, *exclude]))
+    return f"--set {shlex.quote(f'data.exclude={json.dumps(patterns, ensure_ascii=False)}')}"
+
+
+def _given_within(found: Found, above: str) -> list[str]:
+    """Of the patterns given those that name something in a folder, as they are to be written for it."""
     left_out = [name.removeprefix(above) for name in found.left_out if name.startswith(above)]
     given = [pattern.removeprefix(above) for pattern in found.exclude]
-    given = [pattern for pattern in given if any(excluded(name, [pattern], set()) for name in left_out)]
-    patterns = list(dict.fromkeys([*given, *(pattern.removeprefix(above) for pattern in exclude)]))
-    return f"--set {shlex.quote(f'data.exclude={json.dumps(patterns, ensure_ascii=False)}')}"
+    return [pattern for pattern in given if any(excluded(name, [pattern], set()) for name in left_out)]
 
 
 def _columns(table: Path) -> list[str]:
@@ -243,6 +247,14 @@ def patterns(names: Sequence[str], known: Sequence[str] = ()) -> list[str]:
     """Patterns that leave these files out: by their kinds, or by their names where they have none."""
     left = [name for name in names if not excluded(name, known, set())]
     return sorted({f"*{PurePosixPath(name).suffix}" if PurePosixPath(name).suffix else name for name in left})
+
+
+def patterns_of_names(names: Iterable[str], others: Sequence[str]) -> list[str]:
+    """A few patterns that leave these files out and keep the others, `*` for each number; none where there are none."""
+    files = {glob.escape(name.rpartition("/")[2]) for name in names}
+    found = sorted({re.sub("[0-9]+", "*", file) for file in files})
+    is_apart = others and not any(excluded(name, found, set()) for name in others)
+    return found if is_apart and len(found) <= _MOST_LINES else []
 
 
 def shared_names(files: Iterable[tuple[str, str]]) -> tuple[str, str, int] | None:
@@ -326,9 +338,10 @@ def shown(root: Path, found: Found) -> Iterator[str]:
             break
         yield f"  {root / folder}: {count} image{'s' if count > 1 else ''}"
     if found.others:
-        yield f"  beside them: {_listed(found.others)}"
+        yield f"  beside them: {listed(found.others)}"
 
 
-def _listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str]) -> str:
+    """Three of them, and how many more there are."""
     names = sorted(names)
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -58,6 +58,8 @@ def read_labels(
             name = _name_of(table, root, file)
             if name in labelled:
                 raise InputError(f"{where}: {file} stands in {lines[name]} already. Take one line out.")
+            if name.startswith(tuple(found.left_out)):
+                continue
             if name not in files:
                 raise InputError(f"{where}: there is no image {file} below {table.parent}. Write its path from there.")
             if parts and "/" not in name:
@@ -102,7 +104,7 @@ def _rows(table: Path, root: Path, found: Found) -> list[tuple[int, str, dict[st
     if any(header.count(name) != 1 for name in columns.values()):
         listed = " and ".join(f"one column {name!r}" for name in columns.values())
         needs = f"{listed} in its first line, parted by commas, semicolons or tabs"
-        leave = f"Write these there, or leave it out: {leaving_out([relative_name(table, root)], found)}"
+        leave = f"Write these there, or leave it out: {leaving_out([relative_name(table, root)], found.exclude)}"
         raise InputError(f"{table} needs {needs}; it has {', '.join(header) or 'none'}. {leave}")
     rows = []
     for line, cells in lines:
