@@ -271,7 +271,7 @@ def test_a_run_whose_claim_canaries_do_not_try_is_refused(digits, change, words)
 
 def test_ordinary_training_knows_of_no_canaries(digits):
     for asked in (recipe(), recipe().model_copy(update={"privacy": None})):
-        with pytest.raises(InputError, match=r"Set audit.canaries=0"):
+        with pytest.raises(InputError, match=r"Take --set audit.canaries=0"):
             resolve_without_privacy(asked, digits.facts)
     with pytest.raises(InputError, match=r"no \[privacy\] section"):
         resolve(recipe().model_copy(update={"privacy": None}), digits.facts)

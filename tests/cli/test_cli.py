@@ -9,15 +9,18 @@ import sys
 import jsonschema
 import numpy as np
 import pytest
+import typer
 from PIL import Image
 from typer.main import get_command
 
 import sfumato
 from sfumato import cli, config
 from sfumato.cli.app import app
+from sfumato.cli.output import interruptible
 from sfumato.errors import InputError
 from sfumato.models import registry
 from sfumato.reporting.page import write_report
+from sfumato.training.process import Stopped
 from tests.accounting.tables import TAN_MISPRINTS, TAN_ROWS
 
 TABLE_12 = ("plan --num-examples 50000 --delta 1e-5 --batch-size 4096 --noise-multiplier 3 --num-steps 2468").split()
@@ -263,8 +266,11 @@ def test_minutes_of_a_dry_run_have_those_of_evaluations(capsys, monkeypatch):
 
 def test_a_dry_run_shows_every_choice_and_writes_nothing(folder, trained, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    looked = []
+    monkeypatch.setattr("sfumato.data.folders.Listing.report_first", lambda listing: looked.append(listing.root))
     words = ["train", "image-folder", "--data-root", folder, "--epsilon", 2, "--dry-run", "--accountant", "rdp"]
     facts = json_of(capsys, *words)
+    assert looked == [folder]
     assert facts["epsilon"] <= 2 and facts["expected_seconds"] > 0 and facts["delta"] in (1e-2, 1e-3)
     run, result, _ = trained
     assert facts["classes"] == result["classes"] == ["checks", "stripes"] and facts["held_out"] == "test"
@@ -289,6 +295,17 @@ def test_no_run_is_written_among_the_images(folder, capsys, tmp_path, monkeypatc
     with pytest.raises(InputError, match="lies in the folder of images"):
         sfumato.train({"data": {"name": "folder"}, "privacy": {"target_epsilon": 2.0}}, "run", data_root=".")
     assert sorted(folder.rglob("*")) == before
+
+
+def test_a_second_interrupt_still_names_the_run_and_how_to_go_on(capsys, tmp_path):
+    command = ["sfumato", "resume", str(tmp_path), "--trust", "mynet"]
+    with pytest.raises(KeyboardInterrupt), interruptible(command=command, kept="everything is kept"):
+        raise Stopped  # nothing has begun
+    (tmp_path / "recipe.toml").touch()
+    with pytest.raises(typer.Exit), interruptible(command=command, kept="everything is kept"):
+        raise Stopped
+    said = f"interrupted; the last checkpoint is kept. Go on with: sfumato resume {tmp_path} --trust mynet"
+    assert capsys.readouterr().err.splitlines() == [said]
 
 
 SHORT = [*settings({"training.num_steps": 3, "training.batch_size": 32}), "--accountant", "rdp"]

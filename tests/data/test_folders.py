@@ -7,12 +7,13 @@ import pytest
 import torch
 from PIL import Image
 
-from sfumato.config import DataConfig, parse
+from sfumato.config import DataConfig, PrivacyConfig, parse
 from sfumato.data import decoding, layouts, listing
 from sfumato.data.folders import decode_files, labelled_images
 from sfumato.data.layouts import HELD_OUT_FRACTION, hash_fraction, hold_out, is_held_out
 from sfumato.data.listing import ImageFile
 from sfumato.data.loading import facts, list_for, load, load_for
+from sfumato.data.store import FOR_OWNER
 from sfumato.data.views import Views
 from tests.data.conftest import quiet, refused
 
@@ -208,7 +209,12 @@ def test_a_table_with_groups_is_a_data_set(with_table):
     assert dataset.classes == ("cat", "dog") and dataset.train.largest_group()[1] == 4
     assert not set(dataset.train.groups) & set(dataset.held_out.groups)
     assert set(dataset.train.groups) == {f"p{i}" for i in range(15) if not is_held_out("test", f"p{i}")}
-    limited = load(config(group_by="group", **stated), root, quiet, 3)
+    lines = []
+    limited = load(config(group_by="group", **stated), root, lines.append, PrivacyConfig(max_images_per_person=3))
+    count = len(limited.train), int(limited.train.readable.sum())
+    assert count[0] > count[1] and any(
+        f"{count[0]} images to train on, of which {count[1]} contr" in line for line in lines
+    )
     assert limited.facts == dataset.facts and limited.train.largest_group()[1] == 3
     by_path = load(config(group_by=r"(\d)\d\.png", **stated), root, quiet)
     assert set(by_path.train.groups) | set(by_path.held_out.groups) == set("012345")
@@ -269,6 +275,26 @@ def test_copies_of_an_image_are_counted_and_named_to_the_owner(two_classes):
         assert len(told) == 1 and held_out in told[0] and bitmap in told[0] and again not in told[0]
 
 
+def test_copies_of_one_person_concern_nobody_where_people_are_the_unit(two_classes):
+    grouped = config(group_by="([0-9]+)[a-z]?[.]")
+    (two_classes / "cat/00b.png").write_bytes((two_classes / "cat/00.png").read_bytes())
+    person = PrivacyConfig(unit="person", max_images_per_person=9)
+    told = {}
+    for across in (False, True):
+        if across:
+            (two_classes / "cat/40.png").write_bytes((two_classes / "cat/00.png").read_bytes())
+        for privacy in (None, PrivacyConfig(), person):
+            lines = []
+            load(grouped, two_classes, lines.append, privacy)
+            told[across, privacy] = [line for line in lines if "files that are copies of" in line]
+    assert told[False, person] == []
+    (line,) = told[True, person]
+    assert "after resizing: 1 (" in line and "cat/40.png" in line and "other groups" in line
+    (line,) = told[True, PrivacyConfig()]
+    assert "after resizing: 2 (" in line and "epsilon" in line
+    assert ["epsilon" in line for across in (False, True) for line in told[across, None]] == [False, False]
+
+
 def test_a_resize_ratio_is_kept_from_training_to_answers(two_classes):
     """What is seen is the centre of an image at 1.25 times the size, in training, scoring and answers alike."""
     wide = config(image_size=8, resize_ratio=1.25, channels=3)
@@ -306,7 +332,7 @@ def test_how_pictures_become_squares_is_kept_from_training_to_answers_and_much_l
     assert torch.equal(answered, decode_files(files, **settings)[0].batch(first)) == (resize == "crop")
     assert said[0] == said[1] and len(said[0]) == (resize == "crop")
     if said[0]:
-        assert "taken: 7 of 68" in said[0][0] and "This is private" in said[0][0]
+        assert "taken: 7 of 68" in said[0][0] and FOR_OWNER in said[0][0]
 
 
 def test_a_look_before_a_run_sees_one_file_of_each_kind(two_classes, monkeypatch):

@@ -45,7 +45,7 @@ def pasted(remedy, root):
             root = type(root)(value)
         else:
             key, _, text = value.removeprefix("data.").partition("=")
-            keys[key] = text if key == "group_by" else json.loads(text)
+            keys[key] = text if key == "group_by" or not text else json.loads(text)
     return root, keys
 
 
@@ -93,6 +93,8 @@ AFTER_ONE = {
     "two kinds of one": ("{cat,dog}/{0..3}.png {cat,dog}/{0..1}.jpg", {"cat", "dog"}, 8),
     "edited on a phone": ("{cat,dog}/IMG_{0..3}.jpg {cat,dog}/IMG_E{0..3}.jpg", {"cat", "dog"}, 8),
     "flipped": ("{cat,dog}/p{0..3}.png {cat,dog}/p{0..3}_flip.png", {"cat", "dog"}, 8),
+    "a copy": ("{cat,dog}/{0..30}.jpg cat/3+-+Copy.jpg cat/3+-+Copy+(2).jpg dog/1+Kopie.jpg", {"cat", "dog"}, 62),
+    "an edited one": ("{cat,dog}/IMG_{0..30}.jpg cat/IMG_3-edited.jpg dog/IMG_1_EDITED.jpg", {"cat", "dog"}, 62),
     "copies in a class": ("{cat,dog}/{0..3}.png dog/greg/vision/{0..3}.png dog/RENAME", {"cat", "dog"}, 8),
     "other files": ("{cat,dog}/{0..3}.jpg {cat,dog}/{0..3}.xmp {cat,dog}/1.NEF README.dataset.docx", {"cat", "dog"}, 8),
     "folders of other files": ("{train,valid}/{cat,dog}/{0..3}.png models/a.pth notes/{x,y}.pdf", {"cat", "dog"}, 16),
@@ -122,7 +124,7 @@ REFUSED = {
     "Train/{big.cell.left,normal}/{0..3}.png Test/{big.cell,normal}/{0..3}.png": "Give each class one name",
     "data/{train,test}-00000-of-00001.parquet README.md": "--data-root .*data",
     "shards/{train,val}/000{0..1}.tar": "flat in one folder",
-    "raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte": "A named set reads such files: data.name = mnist",
+    "raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte": "A named set reads such files: --set data.name=mnist",
     "{train,test}_x.h5": "Arrays and tables of pixels are not read",
     "{a,b}/{0..3}.dcm train.csv notes.docx": "is DICOM",
 }
@@ -145,6 +147,24 @@ def test_a_stated_layout_is_kept_to_and_what_it_does_not_tell_is_refused(tmp_pat
         listed(root, layout="{part}/*")
     refused("nothing in .* is called", listed, root, layout="{part}/*/{class}", exclude=["mask*"])
     assert {file.group for file in listed(root, layout="{part}/{group}/{class}", exclude=["ward_1"])} == {"ward_2"}
+
+
+def test_names_that_count_beside_one_without_a_number_are_told_where_they_are_few(tmp_path):
+    said = []
+    for lines in (
+        "{cat,dog}/IMG_{1,2,3}.jpg dog/IMG_2+(1).jpg cat/IMG_1+2.jpg",
+        "dog/images+({0..3}).jpg dog/images.jpg",
+    ):
+        list_images(DataConfig(name="folder"), written(tmp_path, lines), said.append)
+    assert [line.count("may be one picture twice") for line in said] == [1, 1]
+    assert all("cat/IMG_1.jpg and cat/IMG_1 2.jpg" in line for line in said)
+    assert len(listed(*pasted(said[0], tmp_path)[:1], **pasted(said[0], tmp_path)[1])) == 6 + 5 - 1
+    said.clear()
+    series = written(
+        tmp_path / "series", "{cat,dog}/images+({0..9}).jpg {cat,dog}/images.jpg a/fido-edited.jpg {a,b}/x.jpg"
+    )
+    list_images(DataConfig(name="folder"), series, said.append)
+    assert said == []
 
 
 def test_two_classes_that_hold_the_same_names_are_told_loudly(tmp_path):
@@ -174,10 +194,41 @@ def test_a_table_that_is_none_is_left_out_by_the_words_of_its_refusal(tmp_path):
     assert {file.part for file in listed(place, **keys)} == {"train", "test"}
 
 
+def until_read(root, **keys):
+    """Pastes what each refusal proposes beside what was given, whose keys it replaces."""
+    for _ in range(6):
+        try:
+            return listed(root, **keys)
+        except InputError as refusal:
+            root, more = pasted(str(refusal), root)
+            keys = {key: value for key, value in {**keys, **more}.items() if value}
+    raise AssertionError(f"no end: {keys}")
+
+
+@pytest.mark.parametrize("layout", [None, "{class}"])
+def test_each_proposal_repeats_what_was_left_out_before(tmp_path, layout):
+    root = written(tmp_path, "{cat,dog}/{0..3}.png {cat,dog}/{0..1}.HEIC {cat,dog}/0.jpg {cat,dog}/{0..3}_mask.png")
+    (root / "labels.csv").write_text("picture\n")
+    assert len(until_read(root, layout=layout)) == 8
+
+
+def test_a_proposal_of_a_folder_inside_repeats_what_names_something_in_it(tmp_path):
+    root = written(tmp_path, "set/{cat,dog}/{0..3}.png set/{cat,dog}/a.txt set/dog/old/{0..3}.png notes.pdf")
+    found = until_read(root, exclude=["set/dog/old/*", "*.txt", "notes.pdf"])
+    assert {file.name for file in found} == {f"{label}/{i}.png" for label in ("cat", "dog") for i in range(4)}
+
+
+def test_a_layout_that_a_file_does_not_fit_is_replaced_by_the_proposal(tmp_path):
+    root = written(tmp_path, "{cat,dog,bird}/{0..3}.png dog/edited/{0..3}.png")
+    assert len(until_read(root, layout="{class}/edited")) == 12
+    root = written(tmp_path / "other", "{cat,dog}/{a,b}/{0..3}.png dog/b/notes.txt")
+    assert {file.group for file in until_read(root, layout="{class}/{group}")} == {"a", "b"}
+
+
 def test_where_a_named_set_would_be_read_from_is_said(tmp_path):
     written(tmp_path, " ".join(NAMED["mnist"].files))
     for root in (tmp_path, tmp_path / "MNIST/raw"):
-        with pytest.raises(InputError, match="data.name = mnist or fashion_mnist") as refusal:
+        with pytest.raises(InputError, match="data.name=mnist or fashion_mnist") as refusal:
             listed(root)
         assert f"--data-root the folder of {NAMED['mnist'].files[0]} or " in str(refusal.value)
     assert missing("mnist", tmp_path) is None

@@ -2,14 +2,17 @@
 
 import json
 import os
+import shlex
 import shutil
 import unicodedata
 
 import pytest
 
 from sfumato.config import DataConfig
+from sfumato.data.folders import Listing
 from sfumato.data.layouts import list_images, with_groups
 from sfumato.data.tables import column
+from sfumato.errors import InputError
 from tests.data.conftest import quiet, refused
 
 
@@ -162,6 +165,28 @@ def test_groups_are_read_from_paths_or_refused(two_classes):
         refused(message, with_groups, pattern, files, two_classes, quiet)
 
 
+def test_files_without_a_group_are_counted_and_left_out_by_the_words_of_the_refusal(tmp_path, write_image):
+    plain = [f"{label}/u{i}_{i}.png" for label in ("cat", "dog") for i in range(9)]
+    lost = ["cat/IMG_0001 (1).png", "cat/IMG_2 (12).png", "dog/IMG_3 (4).png", "dog/[x]7.png"]
+    root = write_image(*plain, *lost, "cat/old.bmp").parents[1]
+    read = {"group_by": "(u[0-9]+)", "exclude": ["*.bmp"]}
+    with pytest.raises(InputError, match=r"\(4 of 22 files\)") as refusal:
+        Listing(DataConfig(name="folder", **read), root, quiet)
+    said = str(refusal.value)
+    assert "reads no group from cat/IMG_0001 (1).png, cat/IMG_2 (12).png, dog/IMG_3 (4).png and 1 more" in said
+    words = shlex.split(said[said.index("--set") :])
+    read["exclude"] = json.loads(words[1].removeprefix("data.exclude="))
+    assert len(read["exclude"]) == 3
+    lines = ["file,label", *(f"{name},{name[:3]}" for name in (*plain, *lost))]
+    for table in (None, "\n".join(lines)):  # a table may still tell of them
+        if table:
+            (root / "labels.csv").write_text(table)
+        found = Listing(DataConfig(name="folder", classes=["cat", "dog"], **read), root, quiet)
+        assert names(found.files) == sorted(plain)
+    whole = DataConfig(name="folder", group_by="(x)none", exclude=["*.bmp", "labels.csv"])
+    refused(r"22 files\). Correct the expression, or rename the files", Listing, whole, root, quiet)
+
+
 NAMES = ["a.png", "sub/b.png", "ü.png"]
 
 
@@ -192,7 +217,14 @@ def test_a_table_gives_labels_and_groups(table):
     assert {item.group for item in with_groups(None, found, table, lines.append)} == {None}
     assert any('column "group", which is not used' in line for line in lines)
     write_table(table, text.replace(",p2\n\n", ",\n\n"))
-    refused("reads no group from a.png. Fill its group in", with_groups, "group", listed(table, CLASSES), table, quiet)
+    refused(
+        "reads no group from a.png .1 of 3 files.. Fill the group in",
+        with_groups,
+        "group",
+        listed(table, CLASSES),
+        table,
+        quiet,
+    )
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])

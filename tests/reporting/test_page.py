@@ -165,6 +165,14 @@ def test_a_certificate_s_guarantee_is_told_whole_and_only_where_it_holds(tmp_pat
     assert [fact for fact in said if fact not in text] == [fact for fact in unsaid if fact in text] == []
 
 
+@pytest.mark.parametrize(
+    "people, says", [(30, "1,437 images, of which at most 3 of each person"), (None, "1,437 images with")]
+)
+def test_the_opening_tells_of_images_that_do_not_contribute(tmp_path, people, says):
+    public = {**folders.PUBLIC, "num_people": people, "classes": DIGITS}
+    assert f"trained on {says}" in Page(private(tmp_path, **SEVERAL, public_inputs=public)).text
+
+
 OF_PERSONS = {**SEVERAL, "unit": "one person with at most 3 images"}
 
 

@@ -154,7 +154,7 @@ def test_what_is_wrong_with_a_network_is_said_with_what_would_work(capsys, tmp_p
     assert status == 0 and "warning: the model ends in a softmax" in err
     shutil.rmtree(tmp_path / "run")
     assert "It takes model.options: kind, sizes; each" in trained("nets:Wide")[2]
-    assert "Set data.image_size and data.channels" in trained("nets:Wide64")[2]
+    assert "--set data.image_size=PIXELS and --set data.channels" in trained("nets:Wide64")[2]
     line = refused(capsys, "check", "nets:Wide64", "--channels", 1)
     assert "mat1" in line and line.endswith("It takes --image-size 64.")
 

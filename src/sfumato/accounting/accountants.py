@@ -17,7 +17,7 @@ from sfumato.errors import InputError
 _NO_NOISE = "without noise, or with next to none, no finite epsilon is stated."
 _ONLY_PLD = (
     "no epsilon is known for a person with several images by RDP, or where a run is selected from others. "
-    'Take privacy.accountant = "pld" and no privacy.selected_from, or privacy.unit = "image".'
+    "Take --set privacy.accountant=pld and no privacy.selected_from, or --set privacy.unit=image."
 )
 # A curve takes PLD at every step where one costs at most the first; the second is for all points together elsewhere.
 _POINT_SECONDS, _POINTS_SECONDS = 0.05, 5.0
@@ -81,7 +81,7 @@ def epsilon(
     if mechanism.first_release_noise is not None:
         raise InputError(
             "no epsilon is known where a run with a first release beside its updates is selected from others. Leave "
-            'privacy.selected_from out, or that release (model.classifier = "sgd", model.features = "unit").'
+            "privacy.selected_from out, or that release (--set model.features=unit)."
         )
     if mechanism.most_images > 1:
         raise InputError(_ONLY_PLD)
@@ -141,7 +141,7 @@ def _refuse_unknown(mechanism: Mechanism, delta: float) -> None:
     if mechanism.sampling != "poisson":
         raise InputError(
             "no epsilon is known for shuffled batches: they can leak several times what Poisson "
-            'sampling does. Use privacy.sampling = "poisson".'
+            "sampling does. Take --set privacy.sampling=poisson."
         )
     if not 0 < delta < 1:
         raise InputError(f"delta must lie between 0 and 1, not {delta}. A power of ten below 1/N is usual.")

@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -55,7 +56,7 @@ def interruptible(
     Args:
         more: Options that the same command needs besides.
         kept: What is.
-        command: Goes on with a run that was interrupted after a checkpoint; None: the same command does.
+        command: Goes on with an interrupted run: `sfumato resume RUN ...`; None: the same command does.
     """
     from sfumato.training.process import Interrupted, stop_on_sigterm
 
@@ -65,7 +66,9 @@ def interruptible(
     except (Interrupted, KeyboardInterrupt) as stopped:
         has_checkpoint = isinstance(stopped, Interrupted)
         if command is not None and not has_checkpoint:
-            raise
+            if not Path(command[2], "recipe.toml").is_file():  # no run has begun
+                raise
+            kept = "the last checkpoint is kept"
         again = shlex.join(["sfumato", *sys.argv[1:], *more] if command is None else command)
         again = re.sub(r"://([^:@/ ]*):[^@ ]*@", r"://\1:***@", again)  # a storage's password is not for logs
         how = " the same command" if command is None else ""

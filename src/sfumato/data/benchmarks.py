@@ -53,7 +53,7 @@ class NamedListing:
         config, named = self._config, self._named
         if config.split == "train" and not on_test and (named.num_valid or config.held_out != "test"):
             if not named.num_valid:
-                raise InputError(f"{self._title} has no validation images. Set data.held_out=test: its test images.")
+                raise InputError(f"{self._title} has no validation images: take --set data.held_out=test.")
             return "valid", named.num_valid
         return "test", named.num_test
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from sfumato.config import DataConfig, Resize
+from sfumato.config import DataConfig, PrivacyConfig, Resize
 from sfumato.data import decoding
 from sfumato.data.catalogue import Facts
 from sfumato.data.examples import Dataset, check_proportions
@@ -31,7 +31,7 @@ from sfumato.data.layouts import (
 )
 from sfumato.data.listing import ImageFile
 from sfumato.data.pixels import Picture
-from sfumato.data.store import Report
+from sfumato.data.store import FOR_OWNER, Report
 from sfumato.errors import InputError
 
 DEFAULT_IMAGE_SIZE = 32
@@ -58,19 +58,19 @@ class Listing:
         config: The recipe's `data` section.
         root: The folder.
         report: Takes lines for the user (standard error).
-        images_per_person: Of more training images of a group the rest is left out: marked as not
-            readable. Which ones, a fixed hash of each name decides. None: no limit.
+        privacy: The recipe's section: of more training images of a group than `max_images_per_person` the rest is left
+            out: marked as not readable. Which ones, a fixed hash of each name decides. None: ordinary training.
 
     Raises:
         InputError: If a file is refused, a class has no training image, a group stands on
             both sides, or nothing is held out.
     """
 
-    def __init__(self, config: DataConfig, root: Path, report: Report, images_per_person: int | None = None) -> None:
-        self.config, self.root, self.report = config, root, report
+    def __init__(self, config: DataConfig, root: Path, report: Report, privacy: PrivacyConfig | None = None) -> None:
+        self.config, self.root, self.report, self.privacy = config, root, report, privacy
         channels, half = config.channels or DEFAULT_CHANNELS, (0.5,)
         self.scale = normalisation(config.mean, config.std, channels, default=(half * channels, half * channels))
-        self.files = with_groups(config.group_by, list_images(config, root, report), root, report)
+        self.files = with_groups(config.group_by, list_images(config, root, report), root, report, config.exclude)
         self.classes = classes_of(config, root, self.files)
         check_proportions(config, len(self.classes))
         self.parts = split(self.files, config.split)
@@ -84,11 +84,12 @@ class Listing:
         if not self.parts[self.held_out]:
             remedy = f"Add images, or put the classes into train/ and {self.held_out}/."
             raise InputError(f"not one image is held out ({self.held_out}). {remedy}")
-        self.beyond = beyond_limit(train, images_per_person)
+        limit = None if privacy is None else privacy.max_images_per_person
+        self.beyond = beyond_limit(train, limit)
         people = None if config.group_by is None else len({item.group for item in train})
         size = config.image_size or DEFAULT_IMAGE_SIZE
         self.facts = Facts(len(train), len(self.classes), size, channels, people)
-        self._report_listing(train, images_per_person)
+        self._report_listing(train, limit)
 
     def judged_by(self, on_test: bool) -> tuple[Literal["valid", "test"], int]:
         """The part that accuracies are measured on, and how many images it has."""
@@ -135,7 +136,7 @@ class Listing:
         if some.max() <= white // 16:
             self.report(
                 "warning: no pixel of the images exceeds a sixteenth of white. Are they of 12 bits in files of 16? "
-                "Convert them, or let the PNG files say so (sBIT). This is private."
+                f"Convert them, or let the PNG files say so (sBIT). {FOR_OWNER}"
             )
         groups = None if self.config.group_by is None else [str(item.group) for item in self.files]
         return decoded.seen(self.facts.image_size, self.scale, _labels(self.files, self.classes), groups)
@@ -151,31 +152,38 @@ class Listing:
         if cut and self.config.resize == "crop":
             self.report(
                 f"warning: {what} that lose more than a third of their area, since the centred square is taken: "
-                f'{cut} of {len(kept)}. Set data.resize = "pad" or "stretch" to keep all of each. This is private.'
+                f"{cut} of {len(kept)}. Take --set data.resize=pad, or stretch, to keep all of each. {FOR_OWNER}"
             )
 
     def _report_copies(self, decoded: decoding.Decoded) -> None:
-        """Says to the owner how many files hold the same image: the guarantee is for each file alone, and of what was
-        trained on no accuracy tells anything. The numbers are private.
+        """Says to the owner how many files hold the same image: the guarantee is for each file alone, or for the files
+        of each group, and of what was trained on no accuracy tells anything.
         """
         alike = collections.defaultdict(list)
         for place, (row, reason) in enumerate(zip(decoded.digests, decoded.reasons, strict=True)):
             if reason is None:
                 alike[row.tobytes()].append(place)
         train = set(self.parts["train"])
-        copied = [same for same in alike.values() if len(same) > 1]
-        judged = [same for same in copied if train & set(same) and set(same) - train]
-        if copied:
-            self.report(
-                "warning: files that are copies of others, the same pixels after resizing: "
-                f"{sum(map(len, copied)) - len(copied)} ({self._named(copied)}). Each counts as an image of its own, "
-                "so an image with copies is protected less than epsilon says: take copies out, or group them "
-                "(data.group_by). This number is private."
+        judged = [same for same in alike.values() if train & set(same) and set(same) - train]
+        beside, means = "files that are copies of others", "Each counts as an image of its own: take copies out."
+        if self.privacy is not None and self.privacy.unit == "person":  # copies within a group are covered together
+            alike = {row: list({self.files[at].group: at for at in same}.values()) for row, same in alike.items()}
+            beside = "files that are copies of files of other groups (people)"
+            means = "Epsilon holds for each group alone: take copies out, or give a person one group (data.group_by)."
+        elif self.privacy is not None:
+            means = (
+                "Each counts as an image of its own, so an image with copies is protected less than epsilon says: take "
+                "copies out, or group them and take people as the unit (data.group_by, --epsilon-per-person)."
             )
+        copied = [same for same in alike.values() if len(same) > 1]
+        if copied:
+            count = sum(map(len, copied)) - len(copied)
+            what = f"{beside}, the same pixels after resizing: {count} ({self._named(copied)})"
+            self.report(f"warning: {what}. {means} {FOR_OWNER}")
         if judged:
             self.report(
                 f"warning: held-out images that are copies of training images: {len(judged)} ({self._named(judged)}). "
-                "Accuracies on them tell nothing of new images: take them out. This number is private."
+                f"Accuracies on them tell nothing of new images: take them out. {FOR_OWNER}"
             )
 
     def _named(self, copied: list[list[int]]) -> str:
@@ -197,7 +205,9 @@ class Listing:
         shown = ", ".join(f"{name} {counts[name]}" for name in self.classes[:MOST_NAMED])
         shown += ", ..." if len(self.classes) > MOST_NAMED else ""
         num_held_out = len(self.parts[self.held_out])
-        report(f"{len(train)} images to train on ({shown}), {num_held_out} held out as {self.held_out} ({how})")
+        count = f"{len(train)} images to train on"
+        count += f", of which {len(train) - len(self.beyond)} contribute" if self.beyond else ""
+        report(f"{count} ({shown}), {num_held_out} held out as {self.held_out} ({how})")
         if config.group_by is not None:
             sizes = collections.Counter(item.group for item in train).values()
             report(f"they are of {len(sizes)} groups (people) with {min(sizes)} to {max(sizes)} images each")
@@ -207,7 +217,7 @@ class Listing:
             people = len({train[place].group for place in self.beyond})
             report(
                 f"{len(self.beyond)} of these beyond privacy.max_images_per_person = {limit} ({people} of the groups) "
-                "are left out: they contribute nothing. A fixed hash of names decides which. These numbers are private"
+                "are left out: they contribute nothing. A fixed hash of names decides which. {FOR_OWNER}"
             )
 
 
@@ -261,7 +271,7 @@ def labelled_images(
         groups = None
         if group_by is not None:
             try:
-                groups = [str(file.group) for file in with_groups(group_by, files, root, report)]
+                groups = [str(file.group) for file in with_groups(group_by, files, root, report, exclude)]
             except InputError as error:
                 report(f"intervals take images to be of different people: {error}")
         images, reasons = decode_files(files, **preprocessing)

@@ -67,9 +67,15 @@ def list_images(
         if found.notes:
             more = f" and {len(found.notes) - 3} more" if len(found.notes) > 3 else ""
             report(f"passed over: {', '.join(found.notes[:3])}{more}")
+        if found.others and (found.tables or config.layout is not None):  # how to read it is said already
+            beside, leaving = (
+                _beside(root, found),
+                proposals.leaving_out(proposals.patterns(found.others), found.exclude),
+            )
+            raise InputError(f"{beside} Take them out, or: {leaving}")
         if not found.tables:
             try:
-                files = _of_folders(root, found, config, listed, needs_train=needs_train)
+                files = _of_folders(root, found, config, listed, report, needs_train=needs_train)
                 alike = proposals.shared_names((item.label, item.name) for item in files)
                 if alike:
                     what = f"{alike[2]} files of {alike[0]} are named as in {alike[1]}"
@@ -80,11 +86,8 @@ def list_images(
                     report(line)
                 remedy = "Put images directly into class folders, and other files elsewhere."
                 if needs_train:
-                    remedy = proposals.remedies(root, found, misread.remedy)
+                    remedy = proposals.remedies(root, found, misread.remedy, has_layout=config.layout is not None)
                 raise InputError(f"{misread.what} {remedy}") from None
-        if found.others:
-            beside = _beside(root, found)
-            raise InputError(f"{beside} Take them out, or: {proposals.leaving_out(proposals.patterns(found.others))}")
         source, files = found.tables[0], tables.read_labels(root, found, classes=listed, needs_train=needs_train)
     if listed is None:
         labels = sorted({item.label for item in files})
@@ -98,7 +101,13 @@ def list_images(
 
 
 def _of_folders(
-    root: Path, found: Found, config: DataConfig, classes: Sequence[str] | None, *, needs_train: bool
+    root: Path,
+    found: Found,
+    config: DataConfig,
+    classes: Sequence[str] | None,
+    report: Report,
+    *,
+    needs_train: bool,
 ) -> list[ImageFile]:
     """Of the layouts `<class>/*` and `{train,valid,test}/<class>/*`, or of that which `data.layout` states."""
     if found.others:
@@ -130,17 +139,20 @@ def _of_folders(
         match = pattern.fullmatch(folder)
         if match and match["klass"] not in used:
             raise InputError(f"{root / folder} holds no image. Put images of the class there, or take the folder away.")
-    _refuse_copies_and_other_classes(root, files)
+    _refuse_copies_and_other_classes(root, found, files, report)
     return files
 
 
-def _refuse_copies_and_other_classes(root: Path, files: Sequence[ImageFile]) -> None:
+def _refuse_copies_and_other_classes(root: Path, found: Found, files: Sequence[ImageFile], report: Report) -> None:
     """Refuses several files of one picture, by their names, and parts whose classes are not those of training."""
     twice = proposals.taken_twice(item.name for item in files)
     if twice:
-        leaving = proposals.leaving_out([twice[2]])
-        what = f"{root}: {twice[0]} and {twice[1]} are one picture twice, by their names."
-        raise InputError(f"{what} Rename what is a picture of its own, or leave the others out: {leaving}")
+        leaving = proposals.leaving_out(twice.exclude, found.exclude)
+        pair = f"{root}: {twice.first} and {twice.second}"
+        if twice.is_sure:
+            remedy = f"Rename what is a picture of its own, or leave the others out: {leaving}"
+            raise InputError(f"{pair} are one picture twice, by their names. {remedy}")
+        report(f"warning: {pair} may be one picture twice, by their names. If such ones are, leave them out: {leaving}")
     labels = collections.defaultdict(set)
     for item in files:
         labels[item.part or "train"].add(item.label)
@@ -167,37 +179,44 @@ def _pattern(steps: Sequence[str]) -> re.Pattern[str]:
     return re.compile("/".join("".join(kinds.get(word, re.escape(word)) for word in step) for step in words))
 
 
-def with_groups(group_by: str | None, files: Sequence[ImageFile], root: Path, report: Report) -> list[ImageFile]:
+def with_groups(
+    group_by: str | None, files: Sequence[ImageFile], root: Path, report: Report, exclude: Sequence[str] = ()
+) -> list[ImageFile]:
     """The same files with the groups (people) that `data.group_by` tells: as the folder states them, or read from each
-    name by a pattern's first group. None: without groups.
+    name by a pattern's first group. None: without groups. `exclude`: what is left out already (`data.exclude`).
 
     Raises:
         InputError: If a file has no group, or the pattern is none.
     """
     if group_by is None:
         if any(file.group for file in files):
-            report(f'{root} has a column "group", which is not used: data.group_by = "group" keeps a group on one side')
+            report(f'{root} has a column "group", which is not used: --set data.group_by=group keeps each on one side')
         return [dataclasses.replace(file, group=None) for file in files]
-    if group_by == "group" and any(file.group for file in files):
+    is_stated = group_by == "group" and any(file.group for file in files)
+    if is_stated:
         named = [file.group for file in files]
-        remedy = "Fill its group in, as for all others, or take data.group_by out"
     else:
-        remedy = "Correct the expression, or rename the file"
         with refusing(f"data.group_by = {group_by!r} is no regular expression", _GROUP, re.error):
             expression = re.compile(group_by)
         if not expression.groups:
             raise InputError(f"data.group_by = {group_by!r} has no (group) to read from a path. {_GROUP}")
         named = [match[1] if (match := expression.search(file.name)) else None for file in files]
-    grouped = []
-    for file, group in zip(files, named, strict=True):
-        group = unicodedata.normalize("NFC", (group or "").strip())
-        if not group:
-            raise InputError(f"data.group_by = {group_by!r} reads no group from {file.name}. {remedy}.")
-        grouped.append(dataclasses.replace(file, group=group))
-    alike = collections.defaultdict(list)  # apart by case, width or the like alone: one person perhaps
+    groups = [unicodedata.normalize("NFC", (group or "").strip()) for group in named]
+    grouped = [dataclasses.replace(file, group=group) for file, group in zip(files, groups, strict=True)]
+    lost = [file.name for file in grouped if not file.group]
+    if lost:
+        alike = proposals.patterns_of_names(lost, [file.name for file in grouped if file.group])
+        remedy = "Fill the group in, as for all others, or take data.group_by out."
+        if not is_stated:
+            remedy = "Correct the expression, or rename the files."
+            if alike and files[0].span is None:  # of what archives hold, nothing is left out
+                remedy = f"Correct the expression, or leave them out: {proposals.leaving_out(alike, exclude)}"
+        what = f"data.group_by = {group_by!r} reads no group from {proposals.listed(lost)}"
+        raise InputError(f"{what} ({len(lost)} of {len(files)} files). {remedy}")
+    spelled = collections.defaultdict(list)  # apart by case, width or the like alone: one person perhaps
     for name in sorted({str(file.group) for file in grouped}):
-        alike[" ".join(unicodedata.normalize("NFKC", name).casefold().split())].append(name)
-    same = ", ".join([" / ".join(spellings) for spellings in alike.values() if len(spellings) > 1][:MOST_NAMED])
+        spelled[" ".join(unicodedata.normalize("NFKC", name).casefold().split())].append(name)
+    same = ", ".join([" / ".join(spellings) for spellings in spelled.values() if len(spellings) > 1][:MOST_NAMED])
     if same:
         report(f"warning: groups that differ by upper and lower case or the like are different people here: {same}")
     return grouped

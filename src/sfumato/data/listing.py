@@ -86,6 +86,8 @@ class Found:
         notes: What is passed over, by name.
         folders: By their path relative to the folder: those that hold images, and those that hold no file.
         others: Files of other kinds, by name: what stands in the way.
+        exclude: The patterns of what was left out.
+        left_out: What they named, folders with a slash at their end.
     """
 
     images: list[ImageFile] = dataclasses.field(default_factory=list)
@@ -93,6 +95,8 @@ class Found:
     notes: list[str] = dataclasses.field(default_factory=list)
     folders: list[str] = dataclasses.field(default_factory=list)
     others: list[str] = dataclasses.field(default_factory=list)
+    exclude: Sequence[str] = ()
+    left_out: list[str] = dataclasses.field(default_factory=list)
 
 
 def find_files(root: Path, exclude: Sequence[str] = (), *, must_name: bool = True) -> Found:
@@ -108,12 +112,13 @@ def find_files(root: Path, exclude: Sequence[str] = (), *, must_name: bool = Tru
     if not root.is_dir():
         reason = "is not a folder" if root.exists() else "does not exist"
         raise InputError(f"data folder {root} {reason}. Name the folder of images by --data-root or data.path.")
-    found, used, passed_over = Found(), set[str](), set[str]()
+    found, used, passed_over = Found(exclude=exclude), set[str](), set[str]()
     for above, folders, names in os.walk(root, onerror=_raise):
         folders[:] = sorted(name for name in folders if not is_left_out(name))
         for name in list(folders):
             path = Path(above, name)
             if excluded(f"{relative_name(path, root)}/", exclude, used):
+                found.left_out.append(f"{relative_name(path, root)}/")
                 folders.remove(name)
                 continue
             if path.is_symlink():
@@ -125,6 +130,7 @@ def find_files(root: Path, exclude: Sequence[str] = (), *, must_name: bool = Tru
             name = relative_name(path, root)
             is_table = path.name in FILE_COLUMNS and _may_hold_tables(name)
             if excluded(name, exclude, used) and (not is_table or name in exclude):
+                found.left_out.append(name)
                 passed_over.update(map(str, PurePosixPath(name).parents))
                 continue  # a table of labels by its own name alone
             if is_table:

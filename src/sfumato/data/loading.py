@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from sfumato.config import DataConfig, Recipe
+from sfumato.config import DataConfig, PrivacyConfig, Recipe
 from sfumato.data.benchmarks import NamedListing
 from sfumato.data.catalogue import NAMED, Facts
 from sfumato.data.examples import Dataset
@@ -15,7 +15,9 @@ Listed = Listing | NamedListing
 """A data set of which names and numbers (`facts`) are known, and no image is read yet (`load`)."""
 
 
-def list_images(config: DataConfig, data_root: Path | None, report: Report, limit: int | None = None) -> Listed:
+def list_images(
+    config: DataConfig, data_root: Path | None, report: Report, privacy: PrivacyConfig | None = None
+) -> Listed:
     """Lists the data set that a recipe asks for, once.
 
     Args:
@@ -23,7 +25,8 @@ def list_images(config: DataConfig, data_root: Path | None, report: Report, limi
         data_root: For a folder, the folder itself (else `config.path`); for a named data set
             the folder that holds it (else `config.path`, else SFUMATO_DATA). Digits need none.
         report: Takes lines for the user: progress, images that cannot be read.
-        limit: Of more training images of one person the rest contributes nothing.
+        privacy: The recipe's section: of more training images of one person than it allows the rest contributes
+            nothing. None: ordinary training.
 
     Raises:
         InputError: If the recipe contradicts the data, or a file of a folder is refused.
@@ -36,12 +39,12 @@ def list_images(config: DataConfig, data_root: Path | None, report: Report, limi
     root = data_root or config.path  # private data: named for each run, never found by SFUMATO_DATA
     if root is None:
         raise InputError("a folder of images is trained on and none is named. Give --data-root FOLDER or data.path.")
-    return Listing(config, Path(root), report, limit)
+    return Listing(config, Path(root), report, privacy)
 
 
 def list_for(recipe: Recipe, data_root: Path | None, report: Report) -> Listed:
     """The same for a run of this recipe."""
-    return list_images(_as_weights_took_them(recipe, report), data_root, report, images_per_person(recipe))
+    return list_images(_as_weights_took_them(recipe, report), data_root, report, recipe.privacy)
 
 
 def _as_weights_took_them(recipe: Recipe, report: Report) -> DataConfig:
@@ -60,11 +63,6 @@ def _as_weights_took_them(recipe: Recipe, report: Report) -> DataConfig:
     return data.model_copy(update=missing)
 
 
-def images_per_person(recipe: Recipe) -> int | None:
-    """Of how many training images of a person the rest is left out; None: no limit."""
-    return None if recipe.privacy is None else recipe.privacy.max_images_per_person
-
-
 def is_judged_on_test(recipe: Recipe) -> bool:
     """Whether a run of this recipe holds out the test images: where the recipe asks for them, and where the
     validation images score under `privacy.score_noise`, since an exact accuracy on them would undo that noise.
@@ -73,26 +71,26 @@ def is_judged_on_test(recipe: Recipe) -> bool:
     return is_scored or recipe.data.held_out == "test"
 
 
-def facts(config: DataConfig, data_root: Path | None, report: Report, limit: int | None = None) -> Facts:
+def facts(config: DataConfig, data_root: Path | None, report: Report) -> Facts:
     """The public numbers of the data set; of a folder by its files' names. Of an image of each kind of file its owner
     is told (`report`) how much of it is seen.
 
     Raises:
         InputError: As `list_images`.
     """
-    listed = list_images(config, data_root, report, limit)
+    listed = list_images(config, data_root, report)
     if isinstance(listed, Listing):
         listed.report_first()
     return listed.facts
 
 
-def load(config: DataConfig, data_root: Path | None, report: Report, limit: int | None = None) -> Dataset:
+def load(config: DataConfig, data_root: Path | None, report: Report, privacy: PrivacyConfig | None = None) -> Dataset:
     """The data set that a recipe asks for.
 
     Raises:
         InputError: As `list_images` and `Listing.load`.
     """
-    return list_images(config, data_root, report, limit).load()
+    return list_images(config, data_root, report, privacy).load()
 
 
 def load_for(recipe: Recipe, data_root: Path | None, report: Report) -> Dataset:

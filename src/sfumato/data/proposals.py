@@ -1,6 +1,7 @@
 """A folder that is read in no layout: what lies in it, and settings to paste that would read it. By names alone."""
 
 import dataclasses
+import glob
 import itertools
 import json
 import re
@@ -15,7 +16,11 @@ from sfumato.data.listing import DICOM, PART_MEANT, Found, excluded, part_said, 
 _MOST_LINES = 12
 _MOST_EDITIONS, _MOST_READINGS = 3, 5
 _LONGEST_LINE, _TELLING = 2000, 12
-_EDITED, _TAIL = re.compile(r"IMG_E(\d+)"), re.compile(r"[_\-. ]+(?=[A-Za-z])")
+_EDITED, _TAIL = re.compile(r"IMG_E(\d+)"), re.compile(r"[_\-. ]+(?=[A-Za-z])| (?=\(?\d+\)?$)")
+_COPY = re.compile(r"[_\- ]+(edited|copy|copie|copia|kopie)( ?\(?\d+\)?)?", re.IGNORECASE)
+"""What systems and phones put behind the name of a picture that they copied or edited."""
+_NUMBER = re.compile(r" \(?\d+\)?")
+"""The same, which many pictures of one name have as well that were fetched one after another."""
 _NUMBERED = set(
     "part fold image images img picture photo batch split patient subject person case study series scan".split()
 )
@@ -141,7 +146,7 @@ def _of_folders(folder: Folder) -> Iterator[Reading]:
         return
     held = [set(each.inner) for each in inner.values()]
     shared, every = set.intersection(*held), set[str]().union(*held)
-    of_outer, of_inner = f"if {_listed(inner)} are the classes", f"if {_listed(every)} are the classes"
+    of_outer, of_inner = f"if {listed(inner)} are the classes", f"if {listed(every)} are the classes"
     first = next(iter(inner.values()))
     beside = [each.stems for each in first.inner.values()]
     kinds = {word for name in shared for word in words_of(name)}
@@ -161,13 +166,15 @@ def _of_folders(folder: Folder) -> Iterator[Reading]:
     else:
         is_numbers = all(name.isdigit() for name in inner)
         yield from _below(inner) if len(inner) <= _MOST_EDITIONS and not is_numbers else ()
-        people = f"{of_inner}, and {_listed(inner)} whose images"
+        people = f"{of_inner}, and {listed(inner)} whose images"
         yield Reading(("{group}", "{class}", *["*"] * (depth - 2)), given=people)
         yield from outer
 
 
-def remedies(root: Path, found: Found, otherwise: str) -> str:
-    """What would make a folder readable, in words to paste; `otherwise` where names tell no classes."""
+def remedies(root: Path, found: Found, otherwise: str, *, has_layout: bool) -> str:
+    """What would make a folder readable, in words to paste; `otherwise` where names tell no classes. `has_layout`:
+    `data.layout` is given, and is taken out where nothing takes its place.
+    """
     if not found.images:
         return _of_no_image(root, found.others)
     said = []
@@ -179,7 +186,11 @@ def remedies(root: Path, found: Found, otherwise: str) -> str:
         if not reading.is_plain(tree):
             words += ["--set", shlex.quote(f'data.layout="{"/".join(reading.layout)}"')]
             words += ["--set", "data.group_by=group"] if "{group}" in reading.layout else []
-        words += [leaving_out([pattern.removeprefix(f"{reading.root}/") for pattern in exclude])] if exclude else []
+        elif has_layout:
+            words += ["--set", "data.layout="]
+        if exclude or (reading.root and found.exclude):
+            above = f"{reading.root}/" if reading.root else ""
+            words.append(leaving_out([name.removeprefix(above) for name in exclude], _given_within(found, above)))
         said.append(f"{reading.given}: {' '.join(words)}" if reading.given else " ".join(words))
     if any(said):
         return f"Take {'; or '.join(each for each in said if each)}"
@@ -188,7 +199,7 @@ def remedies(root: Path, found: Found, otherwise: str) -> str:
     tables = [name for name in found.others if name.endswith((".csv", ".tsv"))]
     seen = "".join(f"; {name} has {', '.join(_columns(root / name))}" for name in tables[:2])
     beside = patterns(found.others)
-    leaving = f", and leave the other files out: {leaving_out(beside)}" if beside else ""
+    leaving = f", and leave the other files out: {leaving_out(beside, found.exclude)}" if beside else ""
     return (
         f"Names tell no classes: write labels.csv with the columns file, label (and group, for people){seen}{leaving}"
     )
@@ -209,13 +220,21 @@ def _of_no_image(root: Path, others: Sequence[str]) -> str:
     sets = [name for name, named in NAMED.items() if {PurePosixPath(file).name for file in named.files or "-"} <= held]
     if sets:
         wanted = " or ".join(NAMED[name].files[0] for name in sets)
-        return f"A named set reads such files: data.name = {' or '.join(sets)}, --data-root the folder of {wanted}"
+        return f"A named set reads such files: --set data.name={' or '.join(sets)}, --data-root the folder of {wanted}"
     return "Arrays and tables of pixels are not read: write PNG files into one folder for each class"
 
 
-def leaving_out(exclude: Sequence[str]) -> str:
-    """The words to paste."""
-    return f"--set {shlex.quote(f'data.exclude={json.dumps(exclude, ensure_ascii=False)}')}"
+def leaving_out(exclude: Sequence[str], given: Sequence[str]) -> str:
+    """The words to paste; patterns that are given already stand in them too, since they take their place."""
+    patterns = list(dict.fromkeys([*given, *exclude]))
+    return f"--set {shlex.quote(f'data.exclude={json.dumps(patterns, ensure_ascii=False)}')}"
+
+
+def _given_within(found: Found, above: str) -> list[str]:
+    """Of the patterns given those that name something in a folder, as they are to be written for it."""
+    left_out = [name.removeprefix(above) for name in found.left_out if name.startswith(above)]
+    given = [pattern.removeprefix(above) for pattern in found.exclude]
+    return [pattern for pattern in given if any(excluded(name, [pattern], set()) for name in left_out)]
 
 
 def _columns(table: Path) -> list[str]:
@@ -228,6 +247,14 @@ def patterns(names: Sequence[str], known: Sequence[str] = ()) -> list[str]:
     """Patterns that leave these files out: by their kinds, or by their names where they have none."""
     left = [name for name in names if not excluded(name, known, set())]
     return sorted({f"*{PurePosixPath(name).suffix}" if PurePosixPath(name).suffix else name for name in left})
+
+
+def patterns_of_names(names: Iterable[str], others: Sequence[str]) -> list[str]:
+    """A few patterns that leave these files out and keep the others, `*` for each number; none where there are none."""
+    files = {glob.escape(name.rpartition("/")[2]) for name in names}
+    found = sorted({re.sub("[0-9]+", "*", file) for file in files})
+    is_apart = others and not any(excluded(name, found, set()) for name in others)
+    return found if is_apart and len(found) <= _MOST_LINES else []
 
 
 def shared_names(files: Iterable[tuple[str, str]]) -> tuple[str, str, int] | None:
@@ -248,12 +275,25 @@ def shared_names(files: Iterable[tuple[str, str]]) -> tuple[str, str, int] | Non
     return None
 
 
-def taken_twice(names: Iterable[str]) -> tuple[str, str, str] | None:
-    """Two files of one picture by their names, and a pattern that leaves all such ones out: `a.png` beside `a.jpg`,
-    `IMG_E1` beside `IMG_1`, or one ending (`a_mask`, `a_flip`) of a tenth of a folder's files.
+@dataclasses.dataclass(frozen=True)
+class Twice:
+    """Two files of one picture by their names, and patterns that leave all such ones out; `is_sure`: no other reading
+    is likely.
+    """
+
+    first: str
+    second: str
+    exclude: tuple[str, ...]
+    is_sure: bool = True
+
+
+def taken_twice(names: Iterable[str]) -> Twice | None:
+    """Finds `a.png` beside `a.jpg`, `IMG_E1` beside `IMG_1`, `a - Copy` or `a-edited` beside `a`, one ending (`a_mask`,
+    `a_flip`) of a tenth of a folder's files; and, not surely, one, two or three of `a (1)` or `a 2` beside `a`.
     """
     folders: dict[str, dict[str, str]] = {}
     suffixes, tails, pairs = Counter[str](), Counter[str](), dict[str, tuple[str, str]]()
+    numbered: dict[str, list[tuple[str, str]]] = {}  # of each first name, tails and names
     for name in names:
         folder, _, file = name.rpartition("/")
         stem, suffix = file.rpartition(".")[::2]
@@ -264,18 +304,28 @@ def taken_twice(names: Iterable[str]) -> tuple[str, str, str] | None:
         suffixes[suffix] += 1
     if "same" in pairs:
         rarer = min((name.rpartition(".")[2] for name in pairs["same"]), key=suffixes.__getitem__)
-        return (*pairs["same"], f"*.{rarer}")
+        return Twice(*pairs["same"], (f"*.{rarer}",))
     for stems in folders.values():
         for stem, name in stems.items():
             edited = _EDITED.fullmatch(stem)
             cuts = [(stem[: cut.start()], stem[cut.start() :]) for cut in _TAIL.finditer(stem)]
             for base, tail in [*cuts, *([(f"IMG_{edited[1]}", "IMG_E")] if edited else [])]:
-                if base in stems:
+                if base in stems and _NUMBER.fullmatch(tail):
+                    numbered.setdefault(stems[base], []).append((tail, name))
+                elif base in stems:
                     tails[tail] += 1
                     pairs.setdefault(tail, (stems[base], name))
+    copies = sorted(tail for tail in tails if _COPY.fullmatch(tail))
+    if copies:
+        return Twice(*pairs[copies[0]], tuple(f"*{tail}.*" for tail in copies))
     for tail, count in tails.most_common(1):
         if count >= max(2, sum(map(len, folders.values())) // 10):
-            return (*pairs[tail], "IMG_E*" if tail == "IMG_E" else f"*{tail}{'*' if len(tail) > 4 else '.*'}")
+            pattern = "IMG_E*" if tail == "IMG_E" else f"*{tail}{'*' if len(tail) > 4 else '.*'}"
+            return Twice(*pairs[tail], (pattern,))
+    few = {first: others for first, others in numbered.items() if len(others) <= _MOST_EDITIONS}
+    for first, others in few.items():
+        exclude = {f"*{tail}.*" for others in few.values() for tail, _ in others}
+        return Twice(first, others[0][1], tuple(sorted(exclude)), is_sure=False)
     return None
 
 
@@ -288,9 +338,10 @@ def shown(root: Path, found: Found) -> Iterator[str]:
             break
         yield f"  {root / folder}: {count} image{'s' if count > 1 else ''}"
     if found.others:
-        yield f"  beside them: {_listed(found.others)}"
+        yield f"  beside them: {listed(found.others)}"
 
 
-def _listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str]) -> str:
+    """Three of them, and how many more there are."""
     names = sorted(names)
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -29,6 +29,8 @@ _is_off: ContextVar[bool] = ContextVar("cache_is_off", default=False)
 Columns = Mapping[str, tuple[tuple[int, ...], np.dtype]]
 """Name -> shape and type of one row."""
 Report = Callable[[str], None]
+FOR_OWNER = "For you alone: do not publish."
+"""Ends a line that tells what private images show."""
 """Takes lines for the user."""
 
 

@@ -53,11 +53,13 @@ def read_labels(
     labelled: dict[str, ImageFile] = {}
     lines: dict[str, str] = {}
     for table in found.tables:
-        for line, file, row in _rows(table, root):
+        for line, file, row in _rows(table, root, found):
             where = f"{table} line {line}"
             name = _name_of(table, root, file)
             if name in labelled:
                 raise InputError(f"{where}: {file} stands in {lines[name]} already. Take one line out.")
+            if name.startswith(tuple(found.left_out)):
+                continue
             if name not in files:
                 raise InputError(f"{where}: there is no image {file} below {table.parent}. Write its path from there.")
             if parts and "/" not in name:
@@ -93,7 +95,7 @@ def _part_of(where: str, file: str, lies_in: str | None, split: str | None) -> s
     return stated
 
 
-def _rows(table: Path, root: Path) -> list[tuple[int, str, dict[str, str]]]:
+def _rows(table: Path, root: Path, found: Found) -> list[tuple[int, str, dict[str, str]]]:
     """Of each row its line's number, its file, and its label, split and group, stripped; only groups may be empty."""
     header, lines = _read(table)
     file = FILE_COLUMNS[table.name]
@@ -102,7 +104,7 @@ def _rows(table: Path, root: Path) -> list[tuple[int, str, dict[str, str]]]:
     if any(header.count(name) != 1 for name in columns.values()):
         listed = " and ".join(f"one column {name!r}" for name in columns.values())
         needs = f"{listed} in its first line, parted by commas, semicolons or tabs"
-        leave = f"Write these there, or leave it out: {leaving_out([relative_name(table, root)])}"
+        leave = f"Write these there, or leave it out: {leaving_out([relative_name(table, root)], found.exclude)}"
         raise InputError(f"{table} needs {needs}; it has {', '.join(header) or 'none'}. {leave}")
     rows = []
     for line, cells in lines:

@@ -151,4 +151,4 @@ def _torchvision(
 
 def _require_colour(name: str, channels: int) -> None:
     if channels != 3:
-        raise InputError(f"model {name} takes colour images, not {channels} channel(s). Set data.channels=3.")
+        raise InputError(f"model {name} takes colour images, not {channels} channel(s). Take --set data.channels=3.")

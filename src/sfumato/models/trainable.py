@@ -38,8 +38,8 @@ def named_classifier(model: nn.Module, num_classes: int) -> str:
     name = classifier_name(model, num_classes)
     if name is None:
         raise InputError(
-            f"this model has no final linear layer with {num_classes} outputs, so no classifier. Set model.trainable "
-            'to patterns of parameter names, and model.features = "raw".'
+            f"this model has no final linear layer with {num_classes} outputs, so no classifier. Take --set "
+            "'model.trainable=[\"PATTERN\"]', of parameter names, and --set model.features=raw."
         )
     return name
 
@@ -129,7 +129,7 @@ def scale_features(model: nn.Module, name: str) -> None:
     layer = model.get_submodule(name)
     if type(layer) is not nn.Linear:
         kind = f"{type(layer).__name__} at {name!r}"
-        raise InputError(f'model.features needs a plain linear classifier, not {kind}. Set model.features = "raw".')
+        raise InputError(f"model.features needs a plain linear classifier, not {kind}. Take --set model.features=raw.")
     _replace(model, name, UnitLinear)
 
 

@@ -61,7 +61,7 @@ def advice_of_signal(mechanism: Mechanism, asked: Recipe, facts: Facts) -> tuple
         helps += [] if target is None else [f"an epsilon of {formats.epsilon_text(target)}"]
         helps = helps or ["a larger batch, more updates or less noise"]
     if text is not None and not asked.model.init_from:
-        helps.append("a network that others trained (model.name = efficientnet_lite0)")
+        helps.append("a network that others trained (--set model.name=efficientnet_lite0)")
     if not helps:
         return [], None
     tip = f"What would help: {'; or '.join(helps)}. docs/defaults.md has accuracies by signal: here {signal:,.0f}."

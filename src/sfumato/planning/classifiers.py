@@ -84,8 +84,8 @@ def refuse_other_than_updates(model: ModelConfig, command: str) -> None:
     """Raises InputError if a recipe releases more than updates, of which the command knows alone."""
     if model.releases_first:
         raise InputError(
-            f"{command} knows of updates alone, and {_ASKED} releases more. Set model.features = "
-            '"unit", or use `sfumato train`.'
+            f"{command} knows of updates alone, and {_ASKED} releases more. Take "
+            "--set model.features=unit, or use `sfumato train`."
         )
 
 

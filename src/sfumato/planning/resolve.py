@@ -148,7 +148,7 @@ def _with_canaries(recipe: Recipe, facts: Facts) -> Facts:
         (count > most, f"is more than 5 % of all examples: beside {n} images at most {most} are allowed"),
     ):
         if why_not:
-            raise InputError(f"audit.canaries = {count} {text}. Set audit.canaries=0, or fewer of them.")
+            raise InputError(f"audit.canaries = {count} {text}. Take --set audit.canaries=0, or fewer of them.")
     return dataclasses.replace(facts, num_examples=n + count)
 
 
@@ -156,7 +156,7 @@ def _refuse_canaries_without_claim(recipe: Recipe, why_not_private: str | None) 
     if recipe.audit.canaries and why_not_private is not None:
         raise InputError(
             f"audit.canaries = {recipe.audit.canaries} is to try the claim of a private run, and this one makes none: "
-            f"{why_not_private}. Set audit.canaries=0."
+            f"{why_not_private}. Take --set audit.canaries=0."
         )
 
 
@@ -203,8 +203,8 @@ def _refuse_impossible(recipe: FilledRecipe, facts: Facts) -> None:
     views, privacy, size = recipe.augmentation, recipe.privacy, facts.image_size
     if views.kind in ("rrc", "tan", "simclr") and views.augmult == 0:
         raise InputError(
-            f'augmentation.kind = "{views.kind}" makes no views with augmult = 0. Set augmentation.augmult to 1 or '
-            'more, or augmentation.kind to "none".'
+            f'augmentation.kind = "{views.kind}" makes no views with augmult = 0. Take --set '
+            "augmentation.augmult=1 or more, or --set augmentation.kind=none."
         )
     if views.kind == "tan" and views.padding >= size:
         raise InputError(

@@ -128,11 +128,12 @@ def _header(run: Recorded) -> Html:
     model = run.recipe.get("model", {}).get("name", "a network")
     classes = f" for {formats.count(len(run.classes))} classes" if run.classes else ""
     how = "with differential privacy" if run.certificate.holds else "without a privacy guarantee"
-    lead = (
-        f"An image classifier ({model}){classes}, "
-        f"trained on {formats.count(run.certificate.public_inputs.num_examples)} images {how}."
-    )
     result, tested, certificate = run.result, run.tested, run.certificate
+    images = f"{formats.count(certificate.public_inputs.num_examples)} images"
+    if certificate.public_inputs.num_people is not None and certificate.max_images_per_person is not None:
+        # Of how many that is, nobody is told: it depends on how many each person has.
+        images += f", of which at most {formats.count(certificate.max_images_per_person)} of each person contribute,"
+    lead = f"An image classifier ({model}){classes}, trained on {images} {how}."
     reached = "This run is unfinished: there is no final model yet, and accuracies are those so far."
     if result is not None:
         shown = formats.share(result.accuracy, result.accuracy_interval)

@@ -133,8 +133,6 @@ def _mechanism(certificate: Certificate) -> list[Term]:
         ("person", " A person's is the mean over their images.") if certificate.drawn == "people" else ("image", "")
     )
     sampling = f"Batches of {batch} of {examples} training images, shuffled."
-    if certificate.delta is not None:
-        sampling += " No epsilon of Poisson sampling holds for them."
     if certificate.sampling == "poisson" and certificate.sampling_prob == 1:
         sampling = f"Each step takes all of the {examples} {_drawn(certificate)}."
     elif certificate.sampling == "poisson":

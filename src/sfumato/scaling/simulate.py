@@ -98,7 +98,7 @@ def simulate(
     parsed.model.refuse_missing_weights()  # before any image is read
     with watching(progress) as watched:
         root = None if data_root is None else Path(data_root)
-        dataset = loading.load(parsed.data, root, watched.message, loading.images_per_person(parsed))
+        dataset = loading.load(parsed.data, root, watched.message, parsed.privacy)
     trainer = Trainer(dataset, device=device, trust=trust)
 
     def train(simulation: ResolvedRecipe) -> Result:

@@ -94,4 +94,4 @@ class SearchOptions:
     def load(self, recipe: Recipe) -> Dataset:
         """These images. A folder of private images is no place of public ones."""
         root = None if self.data is not None and recipe.data.name == "folder" else self.root
-        return loading.load(self.looked_at(recipe), root, self.report, loading.images_per_person(recipe))
+        return loading.load(self.looked_at(recipe), root, self.report, recipe.privacy)

@@ -105,7 +105,7 @@ def private_search(options: SearchOptions) -> PrivateSearchResult:
 
 def _load(options: SearchOptions, parsed: Recipe, every: Recipe) -> tuple[Dataset, Dataset]:
     """The images of all trials, and those by which they are compared."""
-    listed = loading.list_images(every.data, options.root, options.report)
+    listed = loading.list_images(every.data, options.root, options.report, every.privacy)
     dataset = listed.load()
     if options.data is None:  # the validation split scores, and what is printed is measured on the test images
         return listed.load(on_test=True), dataset

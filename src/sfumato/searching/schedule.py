@@ -175,7 +175,7 @@ def plan_search(recipe: ResolvedRecipe, options: SearchOptions, num_examples: in
     ranges = [key for key, choices in space.choices.items() if not isinstance(choices, list)]
     for cannot_be, why in (
         (privacy.selected_from is not None, "the recipe has privacy.selected_from. Leave it out, or search by --paid."),
-        (privacy.sampling != "poisson", 'shuffled batches have no certificate. Set privacy.sampling = "poisson".'),
+        (privacy.sampling != "poisson", "shuffled batches have no certificate. Take --set privacy.sampling=poisson."),
         (sampler not in get_args(Sampler), f"--sampler {sampler!r} is not known. Known are greedy, tpe, random."),
         (sampler == "greedy" and options.prune, "--prune is for --sampler tpe or random: greedy compares groups."),
         (sampler == "greedy" and ranges, f"{' and '.join(ranges)} is a range, for tpe and random. List values."),

@@ -197,7 +197,8 @@ def _resolved(asked: Recipe, settings: Settings, options: SweepOptions, known: d
 
 def images_of(recipe: Recipe) -> str:
     """Equal for recipes of the same images, as far as the recipes say."""
-    return digest([recipe.data.model_dump(mode="json"), loading.images_per_person(recipe)])
+    limit = None if recipe.privacy is None else recipe.privacy.max_images_per_person
+    return digest([recipe.data.model_dump(mode="json"), limit])
 
 
 def settle(planned: Planned) -> Planned:

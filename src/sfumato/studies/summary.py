@@ -99,8 +99,8 @@ def _warnings(planned: Planned, cells: Sequence[Cell], held_out: str) -> list[st
     ]
     if held_out == "test":
         warnings.append(
-            "cells are compared on test images: choosing among them makes test accuracy too good. Set data.split = "
-            '"train" where there are validation images.'
+            "cells are compared on test images: choosing among them makes test accuracy too good. Take --set "
+            "data.split=train where there are validation images."
         )
     return list(dict.fromkeys([*warnings, *(warning for cell in planned.cells for warning in cell.plan.warnings)]))
 

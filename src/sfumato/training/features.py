@@ -77,7 +77,7 @@ def features_of(
     if len(wrong):
         report(
             f"warning: the network's features of {len(wrong)} of {len(images)} images are not finite (the first is "
-            f"number {wrong[0]}); they contribute nothing. This number is private."
+            f"number {wrong[0]}); they contribute nothing. {store.FOR_OWNER}"
         )
     return FeatureSet(torch.from_numpy(values), images.labels, images.readable, images.groups)
 

@@ -127,10 +127,10 @@ def log_kinds(run: RunConfig) -> set[Literal["csv", "tensorboard"]]:
     if "tensorboard" in kinds and importlib.util.find_spec("tensorboard") is None:
         raise InputError(
             'run.log = "tensorboard" needs TensorBoard, which is not installed: pip install tensorboard. '
-            'Or set run.log = "csv".'
+            "Or take --set run.log=csv."
         )
     if run.log_private and not kinds:
-        raise InputError('run.log_private = true says what a log holds, and there is none. Set run.log = "csv" too.')
+        raise InputError("run.log_private = true says what a log holds, and there is none. Take --set run.log=csv too.")
     return kinds
 
 

@@ -23,7 +23,7 @@ from sfumato.models.trainable import (
 from sfumato.models.weights import Fitted, Weights, fit
 from sfumato.planning.resolve import Plan
 
-_SHAPE = "Set data.image_size and data.channels to what it takes, or take another model."
+_SHAPE = "Give what it takes by --set data.image_size=PIXELS and --set data.channels=1 or 3, or take another model."
 
 
 class Network:
