@@ -159,7 +159,7 @@ class Listing:
         """Says to the owner how many files hold the same image: the guarantee is for each file alone, or for the files
         of each group, and of what was trained on no accuracy tells anything.
         """
-        alike = collections.defaultdict(list)
+        alike: dict[bytes, list[int]] = collections.defaultdict(list)
         for place, (row, reason) in enumerate(zip(decoded.digests, decoded.reasons, strict=True)):
             if reason is None:
                 alike[row.tobytes()].append(place)
