@@ -45,7 +45,7 @@ MODELS = {
 }
 
 KEYS_INTRODUCTION = """\
-`python -m benchmarks.report` writes this page; `sfumato keys [SECTION]` prints it. A key that a recipe leaves out and
+`python -m benchmarks.report` writes this page; `sfumato keys [NAME]` prints it. A key that a recipe leaves out and
 that has no default here is filled in by rules of public numbers: [defaults.md](defaults.md) has them and their reasons,
 and `sfumato train RECIPE --dry-run` says what was chosen."""
 

@@ -411,9 +411,14 @@ def test_every_key_is_told_with_type_and_meaning_and_a_foreign_name_finds_its_ow
     assert "stands for slashes" in means["data.exclude"].replace("\n", " ")
     status, out, _ = call(capsys, "keys", "privacy")
     assert status == 0 and "privacy.clipping_norm (number" in out and "optimizer." not in out
+    (row,) = json_of(capsys, "keys", "optimizer.learning_rate")["keys"]
+    assert row["key"] == "optimizer.learning_rate" and row["means"]
     assert "Did you mean privacy?" in refused(capsys, "keys", "privacies")
-    for key, meant in (("optimizer.lr", "optimizer.learning_rate"), ("training.epochs", "training.num_steps")):
-        assert f"{meant} is meant" in refused(capsys, "train", "demo/digits", "--set", f"{key}=3")
+    steps = "training.num_steps = epochs x N / training.batch_size"
+    for key, meant in (("optimizer.lr", "optimizer.learning_rate"), ("training.epochs", steps)):
+        said = refused(capsys, "train", "demo/digits", "--set", f"{key}=3")
+        assert f"{meant} is meant" in said and refused(capsys, "keys", key) == said
+        assert f"{meant} is meant" in refused(capsys, "keys", key.partition(".")[2])
 
 
 def test_every_network_is_told_with_its_options(capsys):

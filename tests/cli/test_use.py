@@ -88,6 +88,10 @@ def test_an_image_in_memory_is_what_its_file_is(run, unseen):
         assert classifier.predict(Image.new(mode, (8, 8))).class_name
     with pytest.raises(InputError, match="cannot be written as PNG.* Give it in mode L, I;16, RGB or RGBA"):
         classifier.predict(Image.new("F", (8, 8)))
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (99, 99), dtype=np.uint8))
+    noise.save(whole := io.BytesIO(), "JPEG")
+    with pytest.raises(InputError, match=r"image 0 cannot be decoded: .*truncated.* whole\.$"):
+        classifier.predict(Image.open(io.BytesIO(whole.getvalue()[:2000])))
 
 
 def test_one_bad_file_stops_no_other_and_says_why(run, unseen, tmp_path, capsys, monkeypatch):

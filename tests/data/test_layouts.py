@@ -149,22 +149,14 @@ def test_a_stated_layout_is_kept_to_and_what_it_does_not_tell_is_refused(tmp_pat
     assert {file.group for file in listed(root, layout="{part}/{group}/{class}", exclude=["ward_1"])} == {"ward_2"}
 
 
-def test_names_that_count_beside_one_without_a_number_are_told_where_they_are_few(tmp_path):
+def test_a_number_behind_the_name_of_another_picture_is_told_and_read(tmp_path):
     said = []
-    for lines in (
-        "{cat,dog}/IMG_{1,2,3}.jpg dog/IMG_2+(1).jpg cat/IMG_1+2.jpg",
-        "dog/images+({0..3}).jpg dog/images.jpg",
-    ):
-        list_images(DataConfig(name="folder"), written(tmp_path, lines), said.append)
-    assert [line.count("may be one picture twice") for line in said] == [1, 1]
-    assert all("cat/IMG_1.jpg and cat/IMG_1 2.jpg" in line for line in said)
-    assert len(listed(*pasted(said[0], tmp_path)[:1], **pasted(said[0], tmp_path)[1])) == 6 + 5 - 1
-    said.clear()
-    series = written(
-        tmp_path / "series", "{cat,dog}/images+({0..9}).jpg {cat,dog}/images.jpg a/fido-edited.jpg {a,b}/x.jpg"
-    )
-    list_images(DataConfig(name="folder"), series, said.append)
-    assert said == []
+    root = written(tmp_path, "{cat,dog}/IMG_{1,2,3}.jpg dog/IMG_2+(1).jpg cat/IMG_1+2.jpg cat/x+(1).jpg a/x-edited.jpg")
+    assert len(list_images(DataConfig(name="folder"), root, said.append)) == 10
+    (line,) = said
+    assert "dog/IMG_2.jpg and dog/IMG_2 (1).jpg may be one picture twice" in line
+    place, keys = pasted(line, root)
+    assert len(listed(place, **keys)) == 7 and sorted(keys["exclude"]) == ["* (1).*", "* 2.*"]
 
 
 def test_two_classes_that_hold_the_same_names_are_told_loudly(tmp_path):

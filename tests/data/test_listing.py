@@ -20,6 +20,10 @@ def listed(root, classes=None, **keys):
     return list_images(DataConfig(name="folder", classes=classes), root, quiet, **keys)
 
 
+def grouped_by(pattern):
+    return DataConfig(name="folder", group_by=pattern)
+
+
 def names(files):
     return [item.name for item in files]
 
@@ -154,7 +158,7 @@ def test_a_missing_folder_and_a_file_are_refused(tmp_path, write_image):
 
 def test_groups_are_read_from_paths_or_refused(two_classes):
     files = listed(two_classes)
-    found = with_groups(r"/(\d)\d\.png", files, two_classes, quiet)
+    found = with_groups(grouped_by(r"/(\d)\d\.png"), files, two_classes, quiet)
     assert [item.group for item in found[:12]] == ["0"] * 10 + ["1"] * 2
     for pattern, message in (
         ("(", "no regular expression"),
@@ -162,7 +166,7 @@ def test_groups_are_read_from_paths_or_refused(two_classes):
         ("group", r"has no \(group\)"),
         ("(cat)", "reads no group from dog/00.png"),
     ):
-        refused(message, with_groups, pattern, files, two_classes, quiet)
+        refused(message, with_groups, grouped_by(pattern), files, two_classes, quiet)
 
 
 def test_files_without_a_group_are_counted_and_left_out_by_the_words_of_the_refusal(tmp_path, write_image):
@@ -212,19 +216,13 @@ def test_a_table_gives_labels_and_groups(table):
     found = listed(table, CLASSES)
     assert names(found) == NAMES and {item.part for item in found} == {None}
     assert [(item.label, item.group) for item in found] == [("cat", "p2"), ("dog", "p,1"), ("cat", "p2")]
-    assert with_groups("group", found, table, quiet) == found
+    assert with_groups(grouped_by("group"), found, table, quiet) == found
     lines = []
-    assert {item.group for item in with_groups(None, found, table, lines.append)} == {None}
+    assert {item.group for item in with_groups(grouped_by(None), found, table, lines.append)} == {None}
     assert any('column "group", which is not used' in line for line in lines)
     write_table(table, text.replace(",p2\n\n", ",\n\n"))
-    refused(
-        "reads no group from a.png .1 of 3 files.. Fill the group in",
-        with_groups,
-        "group",
-        listed(table, CLASSES),
-        table,
-        quiet,
-    )
+    says = "reads no group from a.png .1 of 3 files.. Fill the group in"
+    refused(says, with_groups, grouped_by("group"), listed(table, CLASSES), table, quiet)
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])

@@ -40,16 +40,16 @@ def _show_list(facts: dict[str, Any]) -> None:
         output.say(f"  {row['name']:<{_width(facts)}}{_nominal(row):<14}{rest}")
 
 
-def keys(section: str | None = None, *, json_: bool = False) -> None:
+def keys(name: str | None = None, *, json_: bool = False) -> None:
     """Names every key of a recipe: its type, its default, and what it means.
 
     Args:
-        section: Of this one alone, such as privacy.
+        name: Of a section alone, such as privacy, or a key, such as optimizer.learning_rate.
 
     Example:
         sfumato keys privacy
     """
-    output.answer({"keys": config.explained(section)}, json_, _show_keys)
+    output.answer({"keys": config.explained(name)}, json_, _show_keys)
 
 
 def _show_keys(facts: dict[str, Any]) -> None:

@@ -218,7 +218,6 @@ def _show_plan(
     parsed: config.Recipe, data_root: Path | None, device: str, non_private: bool, trust: list[str], json_: bool
 ) -> None:
     from sfumato.data import loading as datasets
-    from sfumato.data.folders import Listing
     from sfumato.json_record import finite, pick
     from sfumato.planning.claims import claims
     from sfumato.planning.resolve import resolve, resolve_without_privacy
@@ -226,8 +225,7 @@ def _show_plan(
 
     asked = parsed.model_copy(update={"privacy": None}) if non_private else parsed
     listed = datasets.list_for(asked, data_root, output.note)
-    if isinstance(listed, Listing):
-        listed.report_first()
+    listed.report_first()
     held_out, num_held_out = listed.judged_by(datasets.is_judged_on_test(asked))
     plan = (resolve_without_privacy if non_private else resolve)(parsed, listed.facts)
     seconds = expected_seconds(plan, listed.facts, num_held_out, device, trust)

@@ -196,20 +196,20 @@ def _reasons(error: pydantic.ValidationError, place: tuple[int | str, ...]) -> s
 
 
 def _explain_unknown(path: list[str]) -> str:
-    known, name = known_keys(), ".".join(path)
-    if len(path) == 1:
-        return f"the recipe has an unknown section {name}. {nearest(name, [key for key in known if '.' not in key])}"
-    elsewhere = [key for key in known if key.partition(".")[2] == path[1]]  # the right key in a wrong section
-    if path[1] in _MEANT and not elsewhere:
-        return f"the recipe has an unknown key {name}. {_MEANT[path[1]]} is meant, it seems; `sfumato keys` names all."
-    of_section = [key for key in known if key.startswith(path[0] + ".")]
-    return f"the recipe has an unknown key {name}. {nearest(name, elsewhere or of_section)}"
+    known, name, last = known_keys(), ".".join(path), path[-1]
+    what = f"the recipe has an unknown {'key' if path[1:] else 'section'} {name}"
+    elsewhere = [key for key in known if key.partition(".")[2] == last]  # the right key in a wrong section
+    if last in _MEANT and not elsewhere:
+        return f"{what}. {_MEANT[last]} is meant, it seems; `sfumato keys` names all."
+    beside = [key for key in known if key.startswith(f"{path[0]}.")] if path[1:] else list(_sections())
+    return f"{what}. {nearest(name, elsewhere or beside)}"
 
 
 # What other tools call some keys.
 _MEANT = {
     **dict.fromkeys(("lr", "step_size", "rate"), "optimizer.learning_rate"),
-    **dict.fromkeys(("epochs", "max_epochs", "iterations", "steps", "num_epochs"), "training.num_steps"),
+    **dict.fromkeys(("iterations", "steps"), "training.num_steps"),
+    **dict.fromkeys(("epochs", "max_epochs", "num_epochs"), "training.num_steps = epochs x N / training.batch_size"),
     **dict.fromkeys(("bs", "batch", "lot_size", "train_batch_size"), "training.batch_size"),
     **dict.fromkeys(("sigma", "noise", "noise_scale"), "privacy.noise_multiplier"),
     **dict.fromkeys(
@@ -223,22 +223,22 @@ _MEANT = {
 }
 
 
-def explained(section: str | None = None) -> list[dict[str, Any]]:
-    """Every key of a recipe, or of one section: its type, its default, and what it means.
+def explained(asked: str | None = None) -> list[dict[str, Any]]:
+    """Every key of a recipe, of one section, or one "section.key": its type, its default, and what it means.
 
     Raises:
-        InputError: If there is no such section.
+        InputError: If there is no such section or key; as for one in a recipe.
     """
-    if section is not None and section not in _sections():
-        raise InputError(f"a recipe has no section {section}. {nearest(section, list(_sections()))}")
+    if asked is not None and asked not in known_keys():
+        raise InputError(_explain_unknown(asked.split(".")))
     rows, told = [], _told_below_fields()
     for name, kind in _kinds().items():
-        for key, field in kind.model_fields.items() if section in (None, name) else ():
+        for key, field in kind.model_fields.items():
             default = None if field.is_required() else field.get_default(call_default_factory=True)
             means = " ".join(told.get((kind.__name__, key), "").split())
             row = {"key": f"{name}.{key}", "type": _in_words(field.annotation), "default": default, "means": means}
             rows.append(row)
-    return rows
+    return [row for row in rows if asked in (None, row["key"], str(row["key"]).partition(".")[0])]
 
 
 def _told_below_fields() -> dict[tuple[str, str], str]:

@@ -70,7 +70,7 @@ class Listing:
         self.config, self.root, self.report, self.privacy = config, root, report, privacy
         channels, half = config.channels or DEFAULT_CHANNELS, (0.5,)
         self.scale = normalisation(config.mean, config.std, channels, default=(half * channels, half * channels))
-        self.files = with_groups(config.group_by, list_images(config, root, report), root, report, config.exclude)
+        self.files = with_groups(config, list_images(config, root, report), root, report)
         self.classes = classes_of(config, root, self.files)
         check_proportions(config, len(self.classes))
         self.parts = split(self.files, config.split)
@@ -205,9 +205,8 @@ class Listing:
         shown = ", ".join(f"{name} {counts[name]}" for name in self.classes[:MOST_NAMED])
         shown += ", ..." if len(self.classes) > MOST_NAMED else ""
         num_held_out = len(self.parts[self.held_out])
-        count = f"{len(train)} images to train on"
-        count += f", of which {len(train) - len(self.beyond)} contribute" if self.beyond else ""
-        report(f"{count} ({shown}), {num_held_out} held out as {self.held_out} ({how})")
+        kept = f", of which {len(train) - len(self.beyond)} contribute" if self.beyond else ""
+        report(f"{len(train)} images to train on{kept} ({shown}), {num_held_out} held out as {self.held_out} ({how})")
         if config.group_by is not None:
             sizes = collections.Counter(item.group for item in train).values()
             report(f"they are of {len(sizes)} groups (people) with {min(sizes)} to {max(sizes)} images each")
@@ -217,7 +216,7 @@ class Listing:
             people = len({train[place].group for place in self.beyond})
             report(
                 f"{len(self.beyond)} of these beyond privacy.max_images_per_person = {limit} ({people} of the groups) "
-                "are left out: they contribute nothing. A fixed hash of names decides which. {FOR_OWNER}"
+                f"are left out: they contribute nothing. A fixed hash of names decides which. {FOR_OWNER}"
             )
 
 
@@ -263,15 +262,15 @@ def labelled_images(
     Raises:
         InputError: If a file is refused, an image is of another class, or none can be decoded.
     """
-    group_by, exclude = (None, []) if data is None else (data.group_by, data.exclude)
-    config = DataConfig(name="folder", classes=list(classes), exclude=exclude)
+    stated: dict[str, Any] = {} if data is None else {"group_by": data.group_by, "exclude": data.exclude}
+    config = DataConfig(name="folder", classes=list(classes), **stated)
     with tempfile.TemporaryDirectory(prefix="sfumato-") as own:  # for its owner alone
         files = list_images(config, root, report, needs_train=False, unpack_to=Path(own))
         classes_of(config, root, files)
         groups = None
-        if group_by is not None:
+        if config.group_by is not None:
             try:
-                groups = [str(file.group) for file in with_groups(group_by, files, root, report, exclude)]
+                groups = [str(file.group) for file in with_groups(config, files, root, report)]
             except InputError as error:
                 report(f"intervals take images to be of different people: {error}")
         images, reasons = decode_files(files, **preprocessing)

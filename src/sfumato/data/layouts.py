@@ -68,14 +68,12 @@ def list_images(
             more = f" and {len(found.notes) - 3} more" if len(found.notes) > 3 else ""
             report(f"passed over: {', '.join(found.notes[:3])}{more}")
         if found.others and (found.tables or config.layout is not None):  # how to read it is said already
-            beside, leaving = (
-                _beside(root, found),
-                proposals.leaving_out(proposals.patterns(found.others), found.exclude),
-            )
-            raise InputError(f"{beside} Take them out, or: {leaving}")
+            leaving = proposals.leaving_out(proposals.patterns(found.others), found)
+            raise InputError(f"{_beside(root, found)} Take them out, or: {leaving}")
         if not found.tables:
             try:
-                files = _of_folders(root, found, config, listed, report, needs_train=needs_train)
+                files = _of_folders(root, found, config, listed, needs_train=needs_train)
+                _refuse_copies_and_other_classes(root, found, files, report)
                 alike = proposals.shared_names((item.label, item.name) for item in files)
                 if alike:
                     what = f"{alike[2]} files of {alike[0]} are named as in {alike[1]}"
@@ -101,13 +99,7 @@ def list_images(
 
 
 def _of_folders(
-    root: Path,
-    found: Found,
-    config: DataConfig,
-    classes: Sequence[str] | None,
-    report: Report,
-    *,
-    needs_train: bool,
+    root: Path, found: Found, config: DataConfig, classes: Sequence[str] | None, *, needs_train: bool
 ) -> list[ImageFile]:
     """Of the layouts `<class>/*` and `{train,valid,test}/<class>/*`, or of that which `data.layout` states."""
     if found.others:
@@ -139,7 +131,6 @@ def _of_folders(
         match = pattern.fullmatch(folder)
         if match and match["klass"] not in used:
             raise InputError(f"{root / folder} holds no image. Put images of the class there, or take the folder away.")
-    _refuse_copies_and_other_classes(root, found, files, report)
     return files
 
 
@@ -147,12 +138,12 @@ def _refuse_copies_and_other_classes(root: Path, found: Found, files: Sequence[I
     """Refuses several files of one picture, by their names, and parts whose classes are not those of training."""
     twice = proposals.taken_twice(item.name for item in files)
     if twice:
-        leaving = proposals.leaving_out(twice.exclude, found.exclude)
-        pair = f"{root}: {twice.first} and {twice.second}"
-        if twice.is_sure:
-            remedy = f"Rename what is a picture of its own, or leave the others out: {leaving}"
-            raise InputError(f"{pair} are one picture twice, by their names. {remedy}")
-        report(f"warning: {pair} may be one picture twice, by their names. If such ones are, leave them out: {leaving}")
+        first, second, patterns, is_sure = twice
+        remedy = f"leave the others out: {proposals.leaving_out(patterns, found)}"
+        if is_sure:
+            what = f"{root}: {first} and {second} are one picture twice, by their names."
+            raise InputError(f"{what} Rename what is a picture of its own, or {remedy}")
+        report(f"warning: {root}: {first} and {second} may be one picture twice, by their names. If so, {remedy}")
     labels = collections.defaultdict(set)
     for item in files:
         labels[item.part or "train"].add(item.label)
@@ -179,15 +170,14 @@ def _pattern(steps: Sequence[str]) -> re.Pattern[str]:
     return re.compile("/".join("".join(kinds.get(word, re.escape(word)) for word in step) for step in words))
 
 
-def with_groups(
-    group_by: str | None, files: Sequence[ImageFile], root: Path, report: Report, exclude: Sequence[str] = ()
-) -> list[ImageFile]:
+def with_groups(config: DataConfig, files: Sequence[ImageFile], root: Path, report: Report) -> list[ImageFile]:
     """The same files with the groups (people) that `data.group_by` tells: as the folder states them, or read from each
-    name by a pattern's first group. None: without groups. `exclude`: what is left out already (`data.exclude`).
+    name by a pattern's first group. None: without groups.
 
     Raises:
         InputError: If a file has no group, or the pattern is none.
     """
+    group_by = config.group_by
     if group_by is None:
         if any(file.group for file in files):
             report(f'{root} has a column "group", which is not used: --set data.group_by=group keeps each on one side')
@@ -205,18 +195,19 @@ def with_groups(
     grouped = [dataclasses.replace(file, group=group) for file, group in zip(files, groups, strict=True)]
     lost = [file.name for file in grouped if not file.group]
     if lost:
-        alike = proposals.patterns_of_names(lost, [file.name for file in grouped if file.group])
         remedy = "Fill the group in, as for all others, or take data.group_by out."
         if not is_stated:
+            patterns = proposals.patterns_of_names(lost, [file.name for file in grouped if file.group])
             remedy = "Correct the expression, or rename the files."
-            if alike and files[0].span is None:  # of what archives hold, nothing is left out
-                remedy = f"Correct the expression, or leave them out: {proposals.leaving_out(alike, exclude)}"
+            if patterns and files[0].span is None:  # of what archives hold, nothing is left out
+                leaving = proposals.leaving_out([*config.exclude, *patterns], Found())
+                remedy = f"Correct the expression, or leave them out: {leaving}"
         what = f"data.group_by = {group_by!r} reads no group from {proposals.listed(lost)}"
         raise InputError(f"{what} ({len(lost)} of {len(files)} files). {remedy}")
-    spelled = collections.defaultdict(list)  # apart by case, width or the like alone: one person perhaps
+    alike = collections.defaultdict(list)  # apart by case, width or the like alone: one person perhaps
     for name in sorted({str(file.group) for file in grouped}):
-        spelled[" ".join(unicodedata.normalize("NFKC", name).casefold().split())].append(name)
-    same = ", ".join([" / ".join(spellings) for spellings in spelled.values() if len(spellings) > 1][:MOST_NAMED])
+        alike[" ".join(unicodedata.normalize("NFKC", name).casefold().split())].append(name)
+    same = ", ".join([" / ".join(spellings) for spellings in alike.values() if len(spellings) > 1][:MOST_NAMED])
     if same:
         report(f"warning: groups that differ by upper and lower case or the like are different people here: {same}")
     return grouped

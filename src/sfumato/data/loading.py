@@ -79,8 +79,7 @@ def facts(config: DataConfig, data_root: Path | None, report: Report) -> Facts:
         InputError: As `list_images`.
     """
     listed = list_images(config, data_root, report)
-    if isinstance(listed, Listing):
-        listed.report_first()
+    listed.report_first()
     return listed.facts
 
 

@@ -85,6 +85,8 @@ class Picture:
         file = io.BytesIO()
         exif = image.getexif()  # how it is turned
         modes = {"PA": "RGBA", "RGBa": "RGBA"} | dict.fromkeys(("CMYK", "YCbCr", "LAB", "HSV", "RGBX"), "RGB")
+        with refusing(f"{name} cannot be decoded", "Give an image whose file is whole.", OSError, SyntaxError):
+            image.load()
         with refusing(f"{name} cannot be written as PNG", "Give it in mode L, I;16, RGB or RGBA.", OSError):
             image = image.convert(modes[image.mode]) if image.mode in modes else image
             image.save(file, "PNG", exif=exif)

@@ -16,11 +16,11 @@ from sfumato.data.listing import DICOM, PART_MEANT, Found, excluded, part_said, 
 _MOST_LINES = 12
 _MOST_EDITIONS, _MOST_READINGS = 3, 5
 _LONGEST_LINE, _TELLING = 2000, 12
-_EDITED, _TAIL = re.compile(r"IMG_E(\d+)"), re.compile(r"[_\-. ]+(?=[A-Za-z])| (?=\(?\d+\)?$)")
+_EDITED, _TAIL = re.compile(r"IMG_E(\d+)"), re.compile(r"[_\-. ]+(?=[A-Za-z])| (?=[(1-9)]+$)")
 _COPY = re.compile(r"[_\- ]+(edited|copy|copie|copia|kopie)( ?\(?\d+\)?)?", re.IGNORECASE)
 """What systems and phones put behind the name of a picture that they copied or edited."""
-_NUMBER = re.compile(r" \(?\d+\)?")
-"""The same, which many pictures of one name have as well that were fetched one after another."""
+_NUMBER = re.compile(r" (\([1-9]\)|[2-9])")
+"""The same; but pictures of one name that are fetched one after another are numbered so as well."""
 _NUMBERED = set(
     "part fold image images img picture photo batch split patient subject person case study series scan".split()
 )
@@ -173,24 +173,21 @@ def _of_folders(folder: Folder) -> Iterator[Reading]:
 
 def remedies(root: Path, found: Found, otherwise: str, *, has_layout: bool) -> str:
     """What would make a folder readable, in words to paste; `otherwise` where names tell no classes. `has_layout`:
-    `data.layout` is given, and is taken out where nothing takes its place.
+    `data.layout` is given, so that one must take its place.
     """
     if not found.images:
         return _of_no_image(root, found.others)
     said = []
     tree = tree_of(file.name for file in found.images)
     for reading in readings(tree)[:_MOST_READINGS]:
-        others = [name for name in found.others if not reading.root or name.startswith(f"{reading.root}/")]
+        above = f"{reading.root}/" if reading.root else ""
+        others = [name for name in found.others if name.startswith(above)]
         exclude = [*reading.exclude, *patterns(others, reading.exclude)]
         words = ["--data-root", shlex.quote(str(root / reading.root))] if reading.root else []
-        if not reading.is_plain(tree):
+        if has_layout or not reading.is_plain(tree):
             words += ["--set", shlex.quote(f'data.layout="{"/".join(reading.layout)}"')]
             words += ["--set", "data.group_by=group"] if "{group}" in reading.layout else []
-        elif has_layout:
-            words += ["--set", "data.layout="]
-        if exclude or (reading.root and found.exclude):
-            above = f"{reading.root}/" if reading.root else ""
-            words.append(leaving_out([name.removeprefix(above) for name in exclude], _given_within(found, above)))
+        words += [leaving_out(exclude, found, above)] if exclude or (above and found.exclude) else []
         said.append(f"{reading.given}: {' '.join(words)}" if reading.given else " ".join(words))
     if any(said):
         return f"Take {'; or '.join(each for each in said if each)}"
@@ -199,7 +196,7 @@ def remedies(root: Path, found: Found, otherwise: str, *, has_layout: bool) -> s
     tables = [name for name in found.others if name.endswith((".csv", ".tsv"))]
     seen = "".join(f"; {name} has {', '.join(_columns(root / name))}" for name in tables[:2])
     beside = patterns(found.others)
-    leaving = f", and leave the other files out: {leaving_out(beside, found.exclude)}" if beside else ""
+    leaving = f", and leave the other files out: {leaving_out(beside, found)}" if beside else ""
     return (
         f"Names tell no classes: write labels.csv with the columns file, label (and group, for people){seen}{leaving}"
     )
@@ -224,17 +221,14 @@ def _of_no_image(root: Path, others: Sequence[str]) -> str:
     return "Arrays and tables of pixels are not read: write PNG files into one folder for each class"
 
 
-def leaving_out(exclude: Sequence[str], given: Sequence[str]) -> str:
-    """The words to paste; patterns that are given already stand in them too, since they take their place."""
-    patterns = list(dict.fromkeys([*given, *exclude]))
+def leaving_out(exclude: Sequence[str], found: Found, above: str = "") -> str:
+    """The words to paste; patterns that are given already stand in them too, since they take their place. `above`: all
+    are of a folder of this path, and those that name nothing there are not repeated.
+    """
+    left_out = [name for name in found.left_out if name.startswith(above)]
+    given = [pattern for pattern in found.exclude if any(excluded(name, [pattern], set()) for name in left_out)]
+    patterns = [pattern.removeprefix(above) for pattern in (*given, *exclude)]
     return f"--set {shlex.quote(f'data.exclude={json.dumps(patterns, ensure_ascii=False)}')}"
-
-
-def _given_within(found: Found, above: str) -> list[str]:
-    """Of the patterns given those that name something in a folder, as they are to be written for it."""
-    left_out = [name.removeprefix(above) for name in found.left_out if name.startswith(above)]
-    given = [pattern.removeprefix(above) for pattern in found.exclude]
-    return [pattern for pattern in given if any(excluded(name, [pattern], set()) for name in left_out)]
 
 
 def _columns(table: Path) -> list[str]:
@@ -275,25 +269,13 @@ def shared_names(files: Iterable[tuple[str, str]]) -> tuple[str, str, int] | Non
     return None
 
 
-@dataclasses.dataclass(frozen=True)
-class Twice:
-    """Two files of one picture by their names, and patterns that leave all such ones out; `is_sure`: no other reading
-    is likely.
-    """
-
-    first: str
-    second: str
-    exclude: tuple[str, ...]
-    is_sure: bool = True
-
-
-def taken_twice(names: Iterable[str]) -> Twice | None:
-    """Finds `a.png` beside `a.jpg`, `IMG_E1` beside `IMG_1`, `a - Copy` or `a-edited` beside `a`, one ending (`a_mask`,
-    `a_flip`) of a tenth of a folder's files; and, not surely, one, two or three of `a (1)` or `a 2` beside `a`.
+def taken_twice(names: Iterable[str]) -> tuple[str, str, list[str], bool] | None:
+    """Two files of one picture by their names, patterns that leave all such ones out, and whether that is sure: `a.png`
+    beside `a.jpg`, `IMG_E1` beside `IMG_1`, `a - Copy` or `a-edited` beside `a`, or one ending (`a_mask`, `a_flip`) of
+    a tenth of a folder's files. Unsure is `a (1)` or `a 2` beside `a`.
     """
     folders: dict[str, dict[str, str]] = {}
     suffixes, tails, pairs = Counter[str](), Counter[str](), dict[str, tuple[str, str]]()
-    numbered: dict[str, list[tuple[str, str]]] = {}  # of each first name, tails and names
     for name in names:
         folder, _, file = name.rpartition("/")
         stem, suffix = file.rpartition(".")[::2]
@@ -304,28 +286,21 @@ def taken_twice(names: Iterable[str]) -> Twice | None:
         suffixes[suffix] += 1
     if "same" in pairs:
         rarer = min((name.rpartition(".")[2] for name in pairs["same"]), key=suffixes.__getitem__)
-        return Twice(*pairs["same"], (f"*.{rarer}",))
+        return (*pairs["same"], [f"*.{rarer}"], True)
     for stems in folders.values():
         for stem, name in stems.items():
             edited = _EDITED.fullmatch(stem)
             cuts = [(stem[: cut.start()], stem[cut.start() :]) for cut in _TAIL.finditer(stem)]
             for base, tail in [*cuts, *([(f"IMG_{edited[1]}", "IMG_E")] if edited else [])]:
-                if base in stems and _NUMBER.fullmatch(tail):
-                    numbered.setdefault(stems[base], []).append((tail, name))
-                elif base in stems:
-                    tails[tail] += 1
+                if base in stems:
+                    tails[tail] += not _NUMBER.fullmatch(tail)
                     pairs.setdefault(tail, (stems[base], name))
-    copies = sorted(tail for tail in tails if _COPY.fullmatch(tail))
-    if copies:
-        return Twice(*pairs[copies[0]], tuple(f"*{tail}.*" for tail in copies))
-    for tail, count in tails.most_common(1):
+    copies, numbers = (sorted(filter(kind.fullmatch, pairs)) for kind in (_COPY, _NUMBER))
+    for tail, count in tails.most_common(0 if copies else 1):
         if count >= max(2, sum(map(len, folders.values())) // 10):
-            pattern = "IMG_E*" if tail == "IMG_E" else f"*{tail}{'*' if len(tail) > 4 else '.*'}"
-            return Twice(*pairs[tail], (pattern,))
-    few = {first: others for first, others in numbered.items() if len(others) <= _MOST_EDITIONS}
-    for first, others in few.items():
-        exclude = {f"*{tail}.*" for others in few.values() for tail, _ in others}
-        return Twice(first, others[0][1], tuple(sorted(exclude)), is_sure=False)
+            return (*pairs[tail], ["IMG_E*" if tail == "IMG_E" else f"*{tail}{'*' if len(tail) > 4 else '.*'}"], True)
+    for tail in (copies or numbers)[:1]:
+        return (*pairs[tail], [f"*{tail}.*" for tail in copies or numbers], bool(copies))
     return None
 
 

@@ -104,7 +104,7 @@ def _rows(table: Path, root: Path, found: Found) -> list[tuple[int, str, dict[st
     if any(header.count(name) != 1 for name in columns.values()):
         listed = " and ".join(f"one column {name!r}" for name in columns.values())
         needs = f"{listed} in its first line, parted by commas, semicolons or tabs"
-        leave = f"Write these there, or leave it out: {leaving_out([relative_name(table, root)], found.exclude)}"
+        leave = f"Write these there, or leave it out: {leaving_out([relative_name(table, root)], found)}"
         raise InputError(f"{table} needs {needs}; it has {', '.join(header) or 'none'}. {leave}")
     rows = []
     for line, cells in lines:

@@ -197,8 +197,7 @@ def _resolved(asked: Recipe, settings: Settings, options: SweepOptions, known: d
 
 def images_of(recipe: Recipe) -> str:
     """Equal for recipes of the same images, as far as the recipes say."""
-    limit = None if recipe.privacy is None else recipe.privacy.max_images_per_person
-    return digest([recipe.data.model_dump(mode="json"), limit])
+    return digest([recipe.data.model_dump(mode="json"), recipe.privacy and recipe.privacy.max_images_per_person])
 
 
 def settle(planned: Planned) -> Planned:
