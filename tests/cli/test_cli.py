@@ -441,7 +441,7 @@ SURFACE = {
     "scaling-law": "--predict-batch-size --plot --json",
     "evaluate": "--data-root --test-views --specificity --prevalence --by --plot --report --trust --json",
     "predict": "--format --trust --json",
-    "calibrate": "--positive --sensitivity --specificity --data-root --trust --json",
+    "calibrate": "--positive --sensitivity --specificity --publish --data-root --trust --json",
     "resume": f"--max-lost --no-cache {_PLACE}",
     "audit bounds": "--delta --epsilon --confidence --page --json",
     "audit canary": "--epsilon --delta --num-steps --sampling-prob --num-games --confidence --page --json",

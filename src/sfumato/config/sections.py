@@ -109,7 +109,7 @@ class DataConfig(Section):
         if self.held_out == "valid" and self.split == "train+valid":
             raise InputError(
                 'data.held_out = "valid" with data.split = "train+valid" would measure accuracies on images that are '
-                'trained on. Set data.split = "train", or leave data.held_out out.'
+                "trained on. Give --set data.split=train, or leave data.held_out out."
             )
         return self
 
