@@ -56,7 +56,7 @@ def test_a_stranger_s_recipe_reaches_nothing_but_architectures():
         with pytest.raises(InputError) as error:
             build(name, image_size=32, channels=3, options=options, **SMALL)
         assert says in str(error.value) and "\n" not in str(error.value)
-    with pytest.raises(InputError, match=r"Set data\.channels=3"):
+    with pytest.raises(InputError, match=r"--set data\.channels=3"):
         build("torchvision:resnet18", image_size=32, channels=1, **SMALL)
 
 

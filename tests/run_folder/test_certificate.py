@@ -28,7 +28,7 @@ def claim_of():
             ReleaseLine(kind="release", release=number, step=step, launch=1, launch_id="a")
             for number, step in enumerate(steps, start=1)
         ]
-        whole, public = claims(plan, plan.mechanism), public_inputs(plan, dataset)
+        whole, public = claims(plan, plan.mechanism), public_inputs(plan, dataset, None)
         counts = counted(Lines(run, releases), 3, 0.5, "ab" * 32)
         return certificate(plan, whole, "running", public, counts)
 

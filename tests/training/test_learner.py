@@ -51,8 +51,8 @@ def test_what_a_model_draws_in_an_update_follows_from_the_update_s_key_however_i
         return torch.cat([value.flatten() for value in grad_sum.values()])
 
     whole = summed(32, "a key")
-    assert whole.norm() > 0 and torch.equal(summed(32, "a key"), whole)
-    assert (summed(5, "a key") - whole).norm() < 1e-5 * whole.norm()
+    for size in (32, 5):  # methods are chosen by their time, so the last bits are not said
+        assert (summed(size, "a key") - whole).norm() < 1e-5 * whole.norm()
     assert (summed(32, "another") - whole).norm() > 0.1 * whole.norm()
 
 

@@ -68,8 +68,8 @@ def require_private(model: nn.Module, example_input: torch.Tensor) -> None:
         >>> require_private(model, torch.zeros(1, 3, 8, 8))
         Traceback (most recent call last):
         sfumato.errors.InputError: BatchNorm2d at '1' mixes examples, so per-example gradients do
-        not exist and no privacy guarantee holds. Replace it: --set model.fix=groupnorm, in code
-        fix_groupnorm(model).
+        not exist and no privacy guarantee holds. Replace it: --set model.fix=groupnorm, in code model =
+        sfumato.fix_groupnorm(model), before the optimizer is made.
     """
     for finding in findings(model, example_input):
         raise InputError(str(finding))
