@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from sfumato.models.textures import dead_leaves
 
-_TEXTURES, _PATCHES = 1000, 20
+_TEXTURES, _PATCHES = 250, 40
 """Textures, and patches of each, by which patches are whitened."""
 _FLAT = 0.05
 """Added to a patch's variance, for images of about unit spread: what varies less counts as flat."""
@@ -37,6 +37,9 @@ class Dictionary(nn.Module):
         (rows, channels, image_size, image_size) -> (rows, 2 K, 2, 2)
     """
 
+    kernels: torch.Tensor
+    offset: torch.Tensor
+
     def __init__(self, channels: int, count: int = 800, patch_size: int = 6) -> None:
         super().__init__()
         draw = np.random.RandomState(1)
@@ -61,8 +64,9 @@ class Dictionary(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         similar = F.conv2d(images, self.kernels) / self._spread(images) - self.offset
-        maps = torch.cat([F.relu(similar - _THRESHOLD), F.relu(-similar - _THRESHOLD)], 1)
-        return F.adaptive_avg_pool2d(maps, _QUARTERS).sqrt()
+        beyond = F.softshrink(similar, _THRESHOLD)
+        signed, size = (F.adaptive_avg_pool2d(each, _QUARTERS) for each in (beyond, beyond.abs()))
+        return torch.cat([size + signed, size - signed], 1).clamp(min=0).div(2).sqrt()  # one map of each sign
 
     def _spread(self, images: torch.Tensor) -> torch.Tensor:
         """Of each patch: (rows, 1, side, side)."""

@@ -18,6 +18,11 @@ _GROUP = 9
 """Maps of a scattering that are normalised together, where their number allows it."""
 
 
+def textures_for(image_size: int, channels: int) -> torch.Tensor:
+    """What a centre is the mean over: (m, channels, image_size, image_size)."""
+    return torch.tensor(dead_leaves(max(8, _PIXELS // image_size**2), image_size, channels))
+
+
 class FromFormula(nn.Module):
     """Features side by side, each of length 1, and a linear classifier, of zeros at first.
 
@@ -33,31 +38,42 @@ class FromFormula(nn.Module):
 
     def __init__(self, parts: Sequence[nn.Module], num_classes: int, image_size: int, channels: int) -> None:
         super().__init__()
-        count = max(8, _PIXELS // image_size**2)
-        textures = torch.tensor(dead_leaves(count, image_size, channels))
+        textures = textures_for(image_size, channels)
         self.parts = nn.ModuleList(_Centred(part, textures) for part in parts)
-        self.classifier = nn.Linear(sum(len(part.get_buffer("centre")) for part in self.parts), num_classes)
+        with torch.no_grad():
+            features = self._features(textures[:1])
+        self.classifier = nn.Linear(features.shape[1], num_classes)
         nn.init.zeros_(self.classifier.weight)
         nn.init.zeros_(self.classifier.bias)
 
+    def _features(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part(images) for part in self.parts], 1)
+
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.classifier(torch.cat([part(images) for part in self.parts], 1))
+        return self.classifier(self._features(images))
 
 
 class _Centred(nn.Module):
-    """What features of length 1 differ in from their mean over textures, made as long again (docs/defaults.md)."""
+    """What features of length 1 differ in from their mean over textures and places, made as long again.
+
+    Attributes:
+        centre: (maps, 1, 1), a buffer.
+    """
+
+    centre: torch.Tensor
 
     @torch.no_grad()
     def __init__(self, part: nn.Module, textures: torch.Tensor) -> None:
         super().__init__()
         self.part = part
-        self.register_buffer("centre", self._unit(textures).mean(0))
+        self.register_buffer("centre", self._unit(textures).mean((0, 2, 3))[:, None, None])
 
     def _unit(self, images: torch.Tensor) -> torch.Tensor:
-        return F.normalize(self.part(images).flatten(1))
+        maps = self.part(images)
+        return F.normalize(maps.flatten(1)).view_as(maps)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return F.normalize(self._unit(images) - self.get_buffer("centre"))
+        return F.normalize((self._unit(images) - self.centre).flatten(1))
 
 
 def _scattering(image_size: int, channels: int, J: int) -> nn.Module:
