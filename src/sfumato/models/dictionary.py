@@ -18,7 +18,6 @@ _FLAT = 0.05
 _RIDGE = 0.1
 """Added to the variances that whitening divides by."""
 _THRESHOLD = 0.5
-_QUARTERS = 2
 
 
 class Dictionary(nn.Module):
@@ -65,7 +64,8 @@ class Dictionary(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         similar = F.conv2d(images, self.kernels) / self._spread(images) - self.offset
         beyond = F.softshrink(similar, _THRESHOLD)
-        signed, size = (F.adaptive_avg_pool2d(each, _QUARTERS) for each in (beyond, beyond.abs()))
+        half = -(-beyond.shape[-1] // 2)  # quarters of an odd side share their middle
+        signed, size = (F.avg_pool2d(each, half, beyond.shape[-1] - half) for each in (beyond, beyond.abs()))
         return torch.cat([size + signed, size - signed], 1).clamp(min=0).div(2).sqrt()  # one map of each sign
 
     def _spread(self, images: torch.Tensor) -> torch.Tensor:

@@ -54,8 +54,8 @@ MODELS: dict[str, Network] = {
 
 # No useful network is larger; a file of a few bytes may ask for one that takes all time or memory
 # to build.
-_LARGEST = {"depth": 1000, "width": 4096, "groups": 4096, "embed_dim": 8192, "num_heads": 1024, "patch_size": 1024}
-_LARGEST["J"] = 5
+_LARGEST = {"depth": 1000, "width": 4096, "groups": 4096, "embed_dim": 8192, "num_heads": 1024, "J": 5}
+_LARGEST |= {"patch_size": 1024}
 
 # ASCII alone: two names that look alike are never one, and nothing but an attribute of the module
 # itself is reached.

@@ -55,11 +55,14 @@ class Scattering(nn.Module):
 
     Args:
         image_size: Height and width in pixels.
-        J: Number of scales, at least 1; images must be larger than 2^J.
+        J: Number of scales, at least 1; images must have 2^(J + 1) pixels or more.
 
     Attributes:
-        num_maps: 1 + 8 J + 64 J (J - 1) / 2, of each channel: the average, first order, second order.
+        num_maps: Of each channel, 1 + 8 J + 64 J (J - 1) / 2: the average, first order, second order.
         side: Of each map, image_size / 2^J rounded up.
+
+    Raises:
+        InputError: If there is no such J.
 
     Shape:
         (rows, channels, image_size, image_size) -> (rows, channels * num_maps, side, side)
@@ -67,9 +70,10 @@ class Scattering(nn.Module):
 
     def __init__(self, image_size: int, J: int = 2) -> None:
         super().__init__()
-        if J < 1 or image_size <= 2**J:
+        if J < 1 or image_size < 2 ** (J + 1):
             raise InputError(
-                f"scattering: J = {J} must be at least 1, and 2^J less than the image's {image_size} pixels."
+                f"scattering: J = {J} is not possible with images of {image_size} pixels: it must be at least 1, and "
+                "images of 2^(J + 1) pixels or more. Correct model.options."
             )
         self.J, self.side, self._edge = J, -(-image_size // 2**J), 2**J
         self.num_maps = 1 + ANGLES * J + ANGLES**2 * J * (J - 1) // 2
