@@ -18,6 +18,8 @@ _FLAT = 0.05
 _RIDGE = 0.1
 """Added to the variances that whitening divides by."""
 _THRESHOLD = 0.5
+_SIZE = 32
+"""Of textures in pixels; images of twice that or more are averaged down."""
 
 
 class Dictionary(nn.Module):
@@ -42,7 +44,7 @@ class Dictionary(nn.Module):
     def __init__(self, channels: int, count: int = 800, patch_size: int = 6) -> None:
         super().__init__()
         draw = np.random.RandomState(1)
-        textures = dead_leaves(_TEXTURES, 32, channels).astype(np.float64)
+        textures = dead_leaves(_TEXTURES, _SIZE, channels).astype(np.float64)
         windows = np.lib.stride_tricks.sliding_window_view(textures, (patch_size, patch_size), (2, 3))
         side = windows.shape[2]
         image, row, column = (draw.randint(most, size=_TEXTURES * _PATCHES) for most in (_TEXTURES, side, side))
@@ -54,14 +56,14 @@ class Dictionary(nn.Module):
         whitening = vectors / np.sqrt(values + _RIDGE) @ vectors.T
         words = (patches[:count] - mean) @ whitening
         words /= np.linalg.norm(words, axis=1, keepdims=True)
-        kernels = words @ whitening
+        kernels = words @ whitening  # each adds up to 0, as patches do: no patch need be taken less its mean
         offset = kernels @ mean
-        kernels -= kernels.mean(1, keepdims=True)  # so that a patch need not be taken less its mean
         shape = (count, channels, patch_size, patch_size)
         self.register_buffer("kernels", torch.tensor(kernels.reshape(shape), dtype=torch.float32))
         self.register_buffer("offset", torch.tensor(offset[:, None, None], dtype=torch.float32))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
+        images = F.avg_pool2d(images, max(1, images.shape[-1] // _SIZE))
         similar = F.conv2d(images, self.kernels) / self._spread(images) - self.offset
         beyond = F.softshrink(similar, _THRESHOLD)
         half = -(-beyond.shape[-1] // 2)  # quarters of an odd side share their middle

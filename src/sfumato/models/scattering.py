@@ -82,7 +82,7 @@ class Scattering(nn.Module):
         for scale in range(J):
             radius = _REACH * 2**scale
             angles = [math.pi * (ANGLES // 2 - 1 - number) / ANGLES for number in range(ANGLES)]
-            waves = np.stack([morlet(scale, angle, radius)[::-1, ::-1] for angle in angles])
+            waves = np.stack([morlet(scale, angle, radius) for angle in angles])
             kernels = np.concatenate([waves.real, waves.imag])[:, None]
             self.register_buffer(f"wavelets_{scale}", torch.tensor(kernels, dtype=torch.float32))
         for scale in range(J):
