@@ -38,17 +38,17 @@ def test_textures_and_dictionary_are_the_same_on_every_machine():
 
 
 def test_a_dictionary_is_what_each_patch_by_itself_gives():
-    part, images = Dictionary(3, count=20).double(), torch.randn(2, 3, 12, 12, dtype=torch.float64)
+    part, images = Dictionary(3).double(), torch.randn(2, 3, 12, 12, dtype=torch.float64)
     patches = F.unfold(images, 6).transpose(1, 2)
     spread = (patches.var(2, correction=0, keepdim=True) + 0.05).sqrt()
     contrast = (patches - patches.mean(2, keepdim=True)) / spread
-    similar = (contrast @ part.kernels.flatten(1).T - part.offset.flatten()).transpose(1, 2).view(2, 20, 7, 7)
+    similar = (contrast @ part.kernels.flatten(1).T - part.offset.flatten()).transpose(1, 2).view(2, 800, 7, 7)
     maps = torch.cat([(similar - 0.5).clamp(min=0), (-similar - 0.5).clamp(min=0)], 1)
     torch.testing.assert_close(part(images), F.adaptive_avg_pool2d(maps, 2).sqrt())
 
 
 def test_large_images_are_seen_as_small_ones_by_a_dictionary():
-    part, images = Dictionary(1, count=20), torch.randn(2, 1, 40, 40)
+    part, images = Dictionary(1), torch.randn(2, 1, 40, 40)
     torch.testing.assert_close(part(images.repeat_interleave(2, 2).repeat_interleave(2, 3)), part(images))
 
 

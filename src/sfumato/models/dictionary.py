@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 from sfumato.models.textures import dead_leaves
 
+COUNT, PATCH = 800, 6
+"""K, and height and width of a patch in pixels."""
 _TEXTURES, _PATCHES = 250, 40
 """Textures, and patches of each, by which patches are whitened."""
 _FLAT = 0.05
@@ -26,13 +28,10 @@ class Dictionary(nn.Module):
     """How far the patches of each quarter of an image point to each of K patches, or away from it.
 
     A patch less its mean, over its spread, is whitened; of its product with a patch of the dictionary what is beyond
-    a threshold counts, in both directions, averaged over the quarters of the image; then the root. Whitening and
-    dictionary together are one convolution.
+    a threshold counts, by its sign, averaged over each quarter of the image; then the root.
 
     Args:
         channels: Of the images.
-        count: K.
-        patch_size: Height and width of a patch in pixels.
 
     Shape:
         (rows, channels, image_size, image_size) -> (rows, 2 K, 2, 2)
@@ -41,11 +40,11 @@ class Dictionary(nn.Module):
     kernels: torch.Tensor
     offset: torch.Tensor
 
-    def __init__(self, channels: int, count: int = 800, patch_size: int = 6) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
         draw = np.random.RandomState(1)
         textures = dead_leaves(_TEXTURES, _SIZE, channels).astype(np.float64)
-        windows = np.lib.stride_tricks.sliding_window_view(textures, (patch_size, patch_size), (2, 3))
+        windows = np.lib.stride_tricks.sliding_window_view(textures, (PATCH, PATCH), (2, 3))
         side = windows.shape[2]
         image, row, column = (draw.randint(most, size=_TEXTURES * _PATCHES) for most in (_TEXTURES, side, side))
         patches = windows[image, :, row, column].reshape(_TEXTURES * _PATCHES, -1)
@@ -54,11 +53,11 @@ class Dictionary(nn.Module):
         mean = patches.mean(0)
         values, vectors = np.linalg.eigh(np.cov(patches, rowvar=False))
         whitening = vectors / np.sqrt(values + _RIDGE) @ vectors.T
-        words = (patches[:count] - mean) @ whitening
+        words = (patches[:COUNT] - mean) @ whitening
         words /= np.linalg.norm(words, axis=1, keepdims=True)
         kernels = words @ whitening  # each adds up to 0, as patches do: no patch need be taken less its mean
         offset = kernels @ mean
-        shape = (count, channels, patch_size, patch_size)
+        shape = (COUNT, channels, PATCH, PATCH)
         self.register_buffer("kernels", torch.tensor(kernels.reshape(shape), dtype=torch.float32))
         self.register_buffer("offset", torch.tensor(offset[:, None, None], dtype=torch.float32))
 
@@ -72,6 +71,5 @@ class Dictionary(nn.Module):
 
     def _spread(self, images: torch.Tensor) -> torch.Tensor:
         """Of each patch: (rows, 1, side, side)."""
-        size = self.kernels.shape[-1]
-        mean, square = (F.avg_pool2d(each.mean(1, keepdim=True), size, 1) for each in (images, images.square()))
+        mean, square = (F.avg_pool2d(each.mean(1, keepdim=True), PATCH, 1) for each in (images, images.square()))
         return ((square - mean.square()).clamp(min=0) + _FLAT).sqrt()

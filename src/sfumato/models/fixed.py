@@ -28,9 +28,6 @@ class FromFormula(nn.Module):
 
     Args:
         parts: Each from images to maps.
-        num_classes: Outputs.
-        image_size: Height and width of the images in pixels.
-        channels: Of the images.
 
     Shape:
         (rows, channels, image_size, image_size) -> (rows, num_classes)

@@ -20,20 +20,16 @@ _REACH = 5
 """A kernel ends this many widths from its middle."""
 
 
-def gabor(width: float, angle: float, frequency: float, slant: float, radius: int) -> np.ndarray:
-    """A complex wave below a Gaussian of sum 1, `slant` times narrower across the wave: (2 radius + 1, same)."""
+def morlet(scale: int, angle: float, radius: int) -> np.ndarray:
+    """A wave below a Gaussian half as wide across it as along it, less what of the Gaussian makes the sum 0: complex,
+    (2 radius + 1, same). Scale 0 is the finest.
+    """
+    width, slant = _WIDTH * 2**scale, 4 / ANGLES
     rows, columns = np.mgrid[-radius : radius + 1, -radius : radius + 1]
     across = rows * math.cos(angle) + columns * math.sin(angle)
     along = columns * math.cos(angle) - rows * math.sin(angle)
     gauss = np.exp(-(across**2 + (slant * along) ** 2) / (2 * width**2)) * slant / (2 * math.pi * width**2)
-    return gauss * np.exp(1j * frequency * across)
-
-
-def morlet(scale: int, angle: float, radius: int) -> np.ndarray:
-    """The wavelet of a scale (0 is the finest): a Gabor less the Gaussian that makes its sum 0."""
-    width, slant = _WIDTH * 2**scale, 4 / ANGLES
-    wave = gabor(width, angle, 0.75 * math.pi / 2**scale, slant, radius)
-    gauss = gabor(width, angle, 0, slant, radius)
+    wave = gauss * np.exp(0.75j * math.pi / 2**scale * across)
     return wave - gauss * (wave.sum() / gauss.sum())
 
 
