@@ -1,6 +1,7 @@
-"""Networks whose weights come in an installed package: what choosing one by name implies. No torch."""
+"""Networks of which the classifier alone trains by default: what choosing one by name implies. No torch."""
 
 import dataclasses
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,3 +46,33 @@ FROM_PACKAGE = "package"
 
 FROM_TIMM = "timm"
 """`model.init_from` of a network "timm:NAME" whose weights timm's hub has."""
+
+FROM_FORMULA = ("scattering", "dictionary", "scattering+dictionary")
+"""Networks whose features follow from a formula and a public seed."""
+
+NO_IMAGES = "none; features follow from a formula and a public seed"
+"""What stands for the images behind these, as a certificate names them."""
+
+
+def with_what_its_name_implies(values: Any) -> Any:
+    """The values of a recipe, and those that follow from `model.name` where it leaves them out."""
+    model, data = (values.get(key) if isinstance(values, dict) else None for key in ("model", "data"))
+    if not isinstance(model, dict) or not isinstance(data, dict):
+        return values
+    name, constants, implied = model.get("name"), dict[str, Any](), dict[str, Any]()
+    if name in FROM_FORMULA:
+        implied = {"trainable": "classifier", "features": "unit"}
+        if model.get("init_from") is None:
+            implied |= {"pretrained_on": NO_IMAGES}
+    elif name in PACKAGED:
+        packaged = PACKAGED[name]
+        constants = {"image_size": packaged.image_size, "channels": packaged.channels}
+        constants |= {"mean": list(packaged.mean), "std": list(packaged.std)}
+        implied = {"trainable": "classifier"}
+        if model.get("init_from") in (None, FROM_PACKAGE):
+            implied |= {"init_from": FROM_PACKAGE, "pretrained_on": packaged.pretrained_on}
+
+    def filled(section: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+        return section | {key: value for key, value in more.items() if section.get(key) is None}
+
+    return {**values, "data": filled(data, constants), "model": filled(model, implied)}

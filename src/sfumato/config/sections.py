@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field
 
-from sfumato.config.pretrained import FROM_PACKAGE, PACKAGED
+from sfumato.config.pretrained import with_what_its_name_implies
 from sfumato.errors import InputError
 
 FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
@@ -392,7 +392,8 @@ class RunConfig(Section):
 class Recipe(Section):
     """A whole recipe. No `privacy` section means ordinary, non-private training.
 
-    A network whose weights are packaged implies them, and images as it was trained on.
+    A network whose weights are packaged implies them, and images as it was trained on; one from a formula that its
+    classifier alone trains.
     """
 
     data: DataConfig
@@ -407,19 +408,5 @@ class Recipe(Section):
 
     @pydantic.model_validator(mode="before")
     @classmethod
-    def _with_packaged_weights(cls, values: Any) -> Any:
-        model = values.get("model") if isinstance(values, dict) else None
-        name = model.get("name") if isinstance(model, dict) else getattr(model, "name", None)
-        if name not in PACKAGED or not isinstance(model, dict) or not isinstance(values.get("data"), dict):
-            return values
-        packaged, data = PACKAGED[name], values["data"]
-        constants: dict[str, Any] = {"image_size": packaged.image_size, "channels": packaged.channels}
-        constants |= {"mean": list(packaged.mean), "std": list(packaged.std)}
-        implied: dict[str, Any] = {"trainable": "classifier"}
-        if model.get("init_from") in (None, FROM_PACKAGE):
-            implied |= {"init_from": FROM_PACKAGE, "pretrained_on": packaged.pretrained_on}
-
-        def filled(section: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-            return section | {key: value for key, value in more.items() if section.get(key) is None}
-
-        return {**values, "data": filled(data, constants), "model": filled(model, implied)}
+    def _with_what_its_name_implies(cls, values: Any) -> Any:
+        return with_what_its_name_implies(values)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from sfumato.errors import InputError, nearest, refusing
-from sfumato.models import libraries, resnets, small
+from sfumato.models import fixed, libraries, resnets, small
 from sfumato.models.layers import fix_groupnorm
 
 Factory = Callable[..., nn.Module]
@@ -47,11 +47,15 @@ MODELS: dict[str, Network] = {
     ),
     **{name: Network(factory, 32, ("skip_init",)) for name, factory in resnets.NETWORKS.items()},
     "efficientnet_lite0": Network(libraries.efficientnet_lite0, 32, ()),
+    "scattering": Network(fixed.scattering, 8, ("J",)),
+    "dictionary": Network(fixed.dictionary, 8, ()),
+    "scattering+dictionary": Network(fixed.scattering_and_dictionary, 8, ("J",)),
 }
 
 # No useful network is larger; a file of a few bytes may ask for one that takes all time or memory
 # to build.
-_LARGEST = {"depth": 1000, "width": 4096, "groups": 4096, "embed_dim": 8192, "num_heads": 1024, "patch_size": 1024}
+_LARGEST = {"depth": 1000, "width": 4096, "groups": 4096, "embed_dim": 8192, "num_heads": 1024, "J": 5}
+_LARGEST |= {"patch_size": 1024}
 
 # ASCII alone: two names that look alike are never one, and nothing but an attribute of the module
 # itself is reached.

@@ -1,0 +1,105 @@
+"""Networks from a formula: the same on every machine, less what textures have in common, trained and handed on."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from sfumato import config, load
+from sfumato.evaluation.trained import load as load_trained
+from sfumato.models import build
+from sfumato.models.dictionary import Dictionary
+from sfumato.models.fixed import textures_for
+from sfumato.models.textures import dead_leaves
+from sfumato.training.trainer import train
+from tests.data.conftest import cache_home  # noqa: F401  (a fixture for all)
+
+TEXTURES = [-0.01617716, 0.48459768]
+KERNELS = [0.05971054, -0.03201065]
+NAMES = ("scattering", "dictionary", "scattering+dictionary")
+
+
+def network(name, size=8, channels=1, seed=0, **options):
+    return build(name, image_size=size, channels=channels, num_classes=10, options=options, seed=seed).eval()
+
+
+def features(model, images):
+    return torch.cat([part(images) for part in model.parts], 1)
+
+
+def test_textures_and_dictionary_are_the_same_on_every_machine():
+    """What is drawn is pinned by NumPy; the rest is continuous in it, so machines differ by rounding alone."""
+    images = dead_leaves(2, 8, 3)
+    np.testing.assert_allclose(images[[0, 1], [0, 2], [0, 7], [0, 7]], TEXTURES, rtol=1e-5)
+    kernels = Dictionary(3).kernels
+    np.testing.assert_allclose(kernels[[0, 799], [0, 2], [0, 5], [0, 5]], KERNELS, rtol=1e-3, atol=1e-5)
+
+
+def test_a_dictionary_is_what_each_patch_by_itself_gives():
+    part, images = Dictionary(3).double(), torch.randn(2, 3, 12, 12, dtype=torch.float64)
+    patches = F.unfold(images, 6).transpose(1, 2)
+    spread = (patches.var(2, correction=0, keepdim=True) + 0.05).sqrt()
+    contrast = (patches - patches.mean(2, keepdim=True)) / spread
+    similar = (contrast @ part.kernels.flatten(1).T - part.offset.flatten()).transpose(1, 2).view(2, 800, 7, 7)
+    maps = torch.cat([(similar - 0.5).clamp(min=0), (-similar - 0.5).clamp(min=0)], 1)
+    torch.testing.assert_close(part(images), F.adaptive_avg_pool2d(maps, 2).sqrt())
+
+
+def test_large_images_are_seen_as_small_ones_by_a_dictionary():
+    part, images = Dictionary(1), torch.randn(2, 1, 40, 40)
+    torch.testing.assert_close(part(images.repeat_interleave(2, 2).repeat_interleave(2, 3)), part(images))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_features_are_of_equal_length_and_those_of_textures_lie_about_zero(name):
+    model = network(name, 16, 3)
+    lengths = [part(torch.randn(5, 3, 16, 16)).norm(dim=1) for part in model.parts]
+    for each in lengths:
+        torch.testing.assert_close(each, torch.ones(5))
+    mean = features(model, textures_for(16, 3)).mean(0)
+    assert mean.norm() < 0.25
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_seed_changes_them_and_a_blank_image_is_finite(name):
+    one, other = network(name, seed=0), network(name, seed=1)
+    for key, value in one.state_dict().items():
+        assert torch.equal(value, other.state_dict()[key])
+    assert features(one, torch.zeros(1, 1, 8, 8)).isfinite().all()
+
+
+def test_a_larger_scale_is_an_option():
+    few, many = (network("scattering", 32, J=J).classifier.in_features for J in (2, 3))
+    assert (few, many) == (81 * 64, 217 * 16)
+
+
+def test_a_run_trains_the_classifier_alone_says_so_and_is_handed_on(tmp_path):
+    name = "scattering+dictionary"
+    values = {
+        "data": {"name": "digits"},
+        "model": {"name": name},
+        "privacy": {"target_epsilon": 8.0},
+        "optimizer": {"learning_rate": 1.0},
+        "training": {"num_steps": 5},
+        "run": {"seed": 3},
+    }
+    result = train(values, tmp_path / "run")
+    model = network(name)
+    assert result.num_parameters == model.classifier.weight.numel() + 10 and result.accuracy > 0.5
+    certificate = json.loads((tmp_path / "run/privacy.json").read_text())
+    assert "pre-training data: none; features follow from a formula and a public seed" in certificate["not_covered"]
+    trained = load_trained(tmp_path / "run").model
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, trained.state_dict()[key]) != key.startswith("classifier.")
+    assert load(tmp_path / "run").predict(np.zeros((8, 8), np.uint8)).class_name is not None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_name_implies_what_trains_on_which_features(name):
+    model = config.parse({"data": {"name": "cifar10"}, "model": {"name": name}}).model
+    assert (model.trainable, model.features, model.init_from) == ("classifier", "unit", None)
+    given = {"name": name, "init_from": "run", "pretrained_on": "digits", "features": "raw"}
+    model = config.parse({"data": {"name": "cifar10"}, "model": given}).model
+    assert (model.pretrained_on, model.features) == ("digits", "raw")
