@@ -74,6 +74,7 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", type=float, default=list(RATES[1:]))
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args()
+    given.dest.mkdir(parents=True, exist_ok=True)
     for name in given.sets:
         if name != "digits" and not (given.dest / name).exists():
             write(given.dest / name, name)
