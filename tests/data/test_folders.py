@@ -84,6 +84,8 @@ def test_a_group_on_both_sides_of_a_given_split_is_refused():
     both = [labelled(f"{part}/0.png", part, group) for part, group in (("train", "p"), ("valid", "p"), ("test", "q"))]
     assert len(split(both, "train+valid")["train"]) == 2  # here valid/ is trained on
     refused(r"group p has images on both sides: train/0.png \(train\) and valid/0.png", split, both, "train")
+    both += [labelled(f"{part}/1.png", part, "r") for part in ("valid", "train")]
+    refused("So have 1 more groups. Move all of a group", split, both, "train")
 
 
 @pytest.mark.parametrize(
@@ -109,6 +111,10 @@ def test_a_folder_with_valid_and_no_test_holds_out_valid_and_has_no_test_images(
         assert (len(data.train), len(data.held_out_files), data.held_out_name) == (16, 8, "valid")
     values = {"data": {"name": "folder", "path": str(tmp_path / "images"), "split": "train", "held_out": "test"}}
     refused("has valid/ but no test/. Add test/", load_for, parse(values), None, quiet)
+    write_image(*(f"test/{label}/0.png" for label in ("cat", "dog")))
+    lines = []
+    load(config(split="train+valid"), tmp_path / "images", lines.append)
+    assert any(line.startswith("24 images to train on, 8 of them in valid/ (cat 12, dog 12), 2 held") for line in lines)
 
 
 def test_a_folder_of_classes_is_a_data_set(two_classes):

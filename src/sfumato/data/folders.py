@@ -206,6 +206,8 @@ class Listing:
         shown += ", ..." if len(self.classes) > MOST_NAMED else ""
         num_held_out = len(self.parts[self.held_out])
         kept = f", of which {len(train) - len(self.beyond)} contribute" if self.beyond else ""
+        valid = sum(item.part == "valid" for item in train)
+        kept += f", {valid} of them in valid/" if valid else ""
         report(f"{len(train)} images to train on{kept} ({shown}), {num_held_out} held out as {self.held_out} ({how})")
         if config.group_by is not None:
             sizes = collections.Counter(item.group for item in train).values()

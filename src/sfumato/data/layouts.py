@@ -296,6 +296,7 @@ def split(files: Sequence[ImageFile], which: Literal["train", "train+valid"]) ->
     given, valid_alone = {item.part for item in files}, holds_out_valid_alone(files)
     parts: dict[Part, list[int]] = {"train": [], "valid": [], "test": []}
     sides: dict[str, tuple[Part, ImageFile]] = {}
+    both: dict[str, str] = {}
     for place, item in enumerate(files):
         name = item.group or item.hashed or item.name
         part: Part = "train"
@@ -308,9 +309,12 @@ def split(files: Sequence[ImageFile], which: Literal["train", "train+valid"]) ->
         if item.group is not None:
             other, first = sides.setdefault(item.group, (part, item))
             if other != part:
-                both = f"{first.name} ({other}) and {item.name} ({part})"
-                raise InputError(f"group {item.group} has images on both sides: {both}. Move them into one part.")
+                both.setdefault(item.group, f"{first.name} ({other}) and {item.name} ({part})")
         parts[part].append(place)
+    for group, where in both.items():
+        more = f" So have {len(both) - 1} more groups." if len(both) > 1 else ""
+        remedy = "Move all of a group into one part; if they are two people, give them two names."
+        raise InputError(f"group {group} has images on both sides: {where}.{more} {remedy}")
     return parts
 
 
