@@ -93,7 +93,7 @@ def test_a_run_trains_the_classifier_alone_says_so_and_is_handed_on(tmp_path):
     trained = load_trained(tmp_path / "run").model
     for key, value in model.state_dict().items():
         assert torch.equal(value, trained.state_dict()[key]) != key.startswith("classifier.")
-    assert load(tmp_path / "run").predict(np.zeros((8, 8), np.uint8)).class_name is not None
+    assert load(tmp_path / "run").predict(np.zeros((8, 8), np.uint8)).class_name in tuple("0123456789")
 
 
 @pytest.mark.parametrize("name", NAMES)
