@@ -14,7 +14,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,9 +25,11 @@ from sfumato.accounting.gaussian import mu_gaussian
 from sfumato.data import loading
 from sfumato.data.catalogue import Facts
 from sfumato.models.layers import UnitLinear, centred
+from sfumato.models.textures import dead_leaves
 from sfumato.models.weights import read_weights
 from sfumato.planning import classifiers
 from sfumato.planning.resolve import resolve
+from sfumato.training.features import ROWS
 from sfumato.training.learner import Learner
 
 STEPS, CLIPPING_NORM, DELTA = 100, 0.5, 1e-5
@@ -52,17 +54,22 @@ MORE = [  # of what is given: cat / dog and deer / horse, too, beside four other
 RATES = (0.06, 0.25, 1.0, 4.0, 16.0)
 
 
+_TEXTURES = 256
+"""Of which the public centre is the mean."""
+
+
 class Set(NamedTuple):
-    """Features (m, D) and labels (m,) to train and to score on."""
+    """Features (m, D) and labels (m,) to train and to score on, and the mean of features of textures (D,)."""
 
     x: torch.Tensor
     y: torch.Tensor
     x_scored: torch.Tensor
     y_scored: torch.Tensor
+    public_centre: torch.Tensor
 
 
 def all_features() -> Set:
-    """Of all training and validation images."""
+    """Of all training and validation images, and of textures."""
     values = {
         "data": {"name": "cifar10", "image_size": 128, "split": "train"},
         "model": {"name": "efficientnet_lite0", "features": "unit"},
@@ -74,39 +81,49 @@ def all_features() -> Set:
     plan = resolve(recipe, dataset.facts)
     learner = Learner(plan, dataset, torch.device("cpu"), weights=weights, report=print)
     learner.initialise(np.zeros(1, np.uint64))
+    backbone = learner.network.backbone
+    assert backbone is not None
+    with torch.inference_mode():
+        textures = torch.tensor(dead_leaves(_TEXTURES, 128, 3))
+        centre = torch.cat([backbone(part) for part in textures.split(ROWS)]).mean(0)
     train, scored = learner.source.train, learner.source.held_out
     x = torch.cat([part.batch(torch.arange(len(part))) for part in (train, scored)])
     y = torch.cat([train.labels, scored.labels])
-    return Set(x[:_TRAIN], y[:_TRAIN], x[_TRAIN:], y[_TRAIN:])
+    return Set(x[:_TRAIN], y[:_TRAIN], x[_TRAIN:], y[_TRAIN:], centre)
 
 
 def chosen(found: Set, count: int, classes: tuple[int, ...] | None) -> Set:
     """The first ``count`` images of these classes, which are numbered anew."""
     if classes is None:
-        return Set(found.x[:count], found.y[:count], found.x_scored, found.y_scored)
+        return found._replace(x=found.x[:count], y=found.y[:count])
     number = torch.full((10,), -1)
     number[list(classes)] = torch.arange(len(classes))
     some, scored = (number[y] >= 0 for y in (found.y, found.y_scored))
     x, y = found.x[some][:count], number[found.y[some]][:count]
     assert len(x) == count, f"only {len(x)} images of classes {classes}"
-    return Set(x, y, found.x_scored[scored], number[found.y_scored[scored]])
+    return Set(x, y, found.x_scored[scored], number[found.y_scored[scored]], found.public_centre)
 
 
-def accuracy(found: Set, epsilon: float, rate: float, seed: int, bias: float, share: float) -> float:
+def accuracy(
+    found: Set, epsilon: float, rate: float, seed: int, bias: float, share: float, textures: bool = False
+) -> float:
     """Balanced, of the averaged weights.
 
     Args:
         bias: What the bias is multiplied by.
-        share: Of the squared signal, for the mean of features; 0: they are not centred.
+        share: Of the squared signal, for the mean of features; 0: it is not released.
+        textures: Whether features are less their mean over textures.
     """
     draw = torch.Generator().manual_seed(seed)
-    x, y, x_scored, y_scored = found
+    x, y, x_scored, y_scored, centre = found
     count, num_features = x.shape
     num_classes = int(y.max()) + 1
     mu = mu_gaussian(epsilon, DELTA)
+    assert not (share and textures)
     if share:
         noise = torch.randn(num_features, generator=draw) / (mu * math.sqrt(share))
         centre = (x.sum(0) + noise) / count
+    if share or textures:
         x, x_scored = centred(x, centre), centred(x_scored, centre)
     x, x_scored = (F.pad(rows, (0, 1), value=bias) for rows in (x, x_scored))
     sigma = math.sqrt(STEPS) / (mu * math.sqrt(1 - share))
@@ -124,7 +141,7 @@ def accuracy(found: Set, epsilon: float, rate: float, seed: int, bias: float, sh
     return statistics.fmean(right[y_scored == label].float().mean().item() for label in range(num_classes))
 
 
-def settings(kind: str, count: int, epsilon: float) -> Iterator[dict[str, float]]:
+def settings(kind: str, count: int, epsilon: float) -> Iterator[dict[str, Any]]:
     """Rates, with all else by default; or what is given, at the default rate."""
     recipe = config.parse({"data": {"name": "folder"}, "model": {"trainable": "classifier"}})
     recipe = recipe.model_copy(update={"privacy": config.PrivacyConfig(target_epsilon=epsilon, delta=DELTA)})
@@ -137,6 +154,7 @@ def settings(kind: str, count: int, epsilon: float) -> Iterator[dict[str, float]
         return
     for bias, some in ((1.0, 0.0), (tenth, 0.0), (tenth, 0.03), (tenth, 0.1)):
         yield {"rate": rate, "bias": bias, "share": some}
+    yield {"rate": rate, "bias": tenth, "share": 0.0, "textures": True}
 
 
 def main() -> None:
