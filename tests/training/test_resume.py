@@ -420,14 +420,3 @@ def test_a_second_start_that_waited_while_the_first_began_is_refused(killed_once
     began = Mock(side_effect=lambda *args: shutil.copytree(killed_once, folder) and None)
     monkeypatch.setattr("sfumato.training.loop.launch.go_on", began)
     says_no("another start began", sfumato.train, "demo/digits", folder, settings=SETTINGS, resume=True)
-
-
-def test_a_ledger_that_leaves_the_recipe_s_first_release_out_is_refused(tmp_path):
-    folder = tmp_path / "run"
-    centred = {"model.trainable": "classifier", "model.features": "centred", "training.num_steps": 3}
-    sfumato.train("demo/digits", folder, settings={**SETTINGS, **centred})
-    path = folder / "ledger.jsonl"
-    first, _, *others = path.read_text().splitlines(keepends=True)
-    stated = json.loads(first)["first_release_noise"]
-    path.write_text(first.replace(json.dumps(stated), "null") + "".join(others))
-    says_no("another plan", verify_run, folder)
