@@ -16,6 +16,7 @@ import sfumato
 from sfumato.run_folder import ledger
 from sfumato.run_folder.checkpoint import Checkpoints
 from sfumato.run_folder.verification import verify_run
+from sfumato.training import step
 from tests.data.conftest import refused as says_no
 from tests.training import faults
 
@@ -420,3 +421,10 @@ def test_a_second_start_that_waited_while_the_first_began_is_refused(killed_once
     began = Mock(side_effect=lambda *args: shutil.copytree(killed_once, folder) and None)
     monkeypatch.setattr("sfumato.training.loop.launch.go_on", began)
     says_no("another start began", sfumato.train, "demo/digits", folder, settings=SETTINGS, resume=True)
+
+
+def test_every_drawing_of_noise_finds_its_line_on_disk(tmp_path, monkeypatch):
+    found, real = [], step.add_noise
+    monkeypatch.setattr(step, "add_noise", lambda *given: found.append(num_lines(tmp_path / "run")) or real(*given))
+    sfumato.train("demo/digits", tmp_path / "run", settings=SETTINGS)
+    assert found == list(range(2, lines(tmp_path / "run").run.num_steps + 2))
