@@ -15,8 +15,9 @@ from sfumato.evaluation.trained import load as load_trained
 from sfumato.models import build
 from sfumato.models.textures import textures_for
 from sfumato.models.trainable import Backbone, centre_features, classifier_name, scale_features
+from sfumato.training import network as network_of_a_run
 from sfumato.training.logs import Progress
-from tests.data.conftest import cache_home  # noqa: F401  (a fixture for all)
+from tests.data.conftest import cache_home, refused  # noqa: F401  (a fixture for all)
 
 SHAPE = {"image_size": 32, "channels": 1, "num_classes": 10}
 
@@ -118,3 +119,10 @@ def test_it_comes_with_its_classifier_which_is_no_start_for_other_features(tmp_p
         is_new = any("the classifier is new, and starts at zero" in line for line in said)
         assert is_new == (features == "raw")
         assert all(torch.equal(found[name], first[name]) for name in found) == (features == "unit")
+
+
+def test_images_that_the_network_does_not_take_are_refused_as_elsewhere(tmp_path, monkeypatch):
+    """It is the first to see an image."""
+    recipe = recipe_of(tmp_path)
+    monkeypatch.setattr(network_of_a_run, "textures_for", lambda image_size, channels: torch.zeros(8, 5, 32, 32))
+    refused("the model fails on images of shape", sfumato.train, recipe, tmp_path / "run")

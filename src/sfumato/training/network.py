@@ -81,7 +81,8 @@ class Network:
                     "something else. Leave model.fix out: with given weights its statistics are frozen."
                 )
             if recipe.model.features == "unit" and self.fitted.new_classifier and classifier is not None:
-                centre_features(model, classifier, textures_for(image_size, channels))
+                with refusing(f"the model fails on images of shape {self._shape}", _SHAPE, Exception):
+                    centre_features(model, classifier, textures_for(image_size, channels))
             freeze_statistics(model)
         select_trainable(model, recipe.model.trainable, self._num_classes)
         self._refuse_what_stays_random(model)
