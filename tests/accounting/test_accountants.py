@@ -25,7 +25,6 @@ TABLE_12 = Mechanism(50_000, 4096, 3.0, 2468)
         ("num_steps", [-1, "7"], [0, 10**9]),
         ("sampling", ["Poisson", ""], ["poisson", "shuffled"]),
         ("images_per_unit", [0], [1, 10**15]),
-        ("first_release_noise", [0.0, -1.0, math.nan, math.inf], [1e-300, 3.0]),
     ],
 )
 def test_each_number_is_refused_out_of_its_range_by_name_and_taken_up_to_its_ends(key, bad, good):

@@ -61,9 +61,7 @@ def test_steps_and_batch_are_within_the_target_and_one_more_exceeds_it(run, targ
         assert spent(found.replace(**{unknown: more}), delta, accountant) > target
 
 
-@pytest.mark.parametrize(
-    "beside", [{"first_release_noise": 5.0}, {"images_per_unit": 3}, {"selection": Selection(10.0, 0.0)}], ids=str
-)
+@pytest.mark.parametrize("beside", [{"images_per_unit": 3}, {"selection": Selection(10.0, 0.0)}], ids=str)
 def test_what_else_the_target_pays_for_is_within_it_too(beside):
     facts = {key: value for key, value in beside.items() if key != "selection"}
     selection = beside.get("selection")
@@ -82,11 +80,6 @@ def test_a_search_ends_at_the_last_that_is_within_wherever_it_starts_and_asks_se
             within = lambda n: asked.append(n) or n <= answer  # noqa: B023, E731
             assert calibration._search(within, 1, 100, start, lambda n: 1) == (answer or None)
             assert len(asked) <= 2 + 2 * math.log2(1 + abs(start - answer))
-
-
-def test_a_release_that_takes_the_whole_target_is_refused():
-    with pytest.raises(InputError, match="epsilon"):
-        solve(Mechanism(10_000, 1000, 1.0, 100, first_release_noise=1.0), "noise_multiplier", 2.0, 1e-5)
 
 
 def test_known_answers():

@@ -1,13 +1,11 @@
-"""What is released beside each other: unlike runs, first releases, a person's images. Never below the truth, and hardly
-above it.
-"""
+"""What is released beside each other: unlike runs, a person's images. Never below the truth, and hardly above it."""
 
 import math
 
 import numpy as np
 import pytest
 
-from sfumato.accounting.accountants import EpsilonCurve, epsilon, epsilon_together
+from sfumato.accounting.accountants import epsilon, epsilon_together
 from sfumato.accounting.gaussian import epsilon_gaussian
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.pld import MOST_KINDS, epsilon_pld
@@ -23,8 +21,8 @@ UNLIKE = [
     ([(0.5, 10.0, 20), (0.005, 0.8, 1000)], 1e-5),
     ([(0.3, 2.0, 20), (0.3, 2.5, 20), (0.31, 2.0, 20)], 1e-8),
 ]
-# q, sigma, T, delta, and sigma_0 of a release of all examples
-WITH_FIRST = [
+# q, sigma, T, delta, and sigma of one step of all examples
+WITH_ALL = [
     (0.1, 3.0, 100, 1e-5, 2.0),
     (0.25, 20.0, 400, 1e-6, 8.0),
     (0.01, 0.8, 1000, 1e-5, 30.0),
@@ -36,8 +34,8 @@ MNIST = Mechanism(60_000, 2_048, 2.041, 1_500)  # epsilon 2.93
 ONE, OTHER = Mechanism(N, 1000, 3.0, 100), Mechanism(N, 100, 0.9, 400)
 
 
-def runs_of(parts, **facts):
-    return [Mechanism(N, round(q * N), sigma, steps, **facts) for q, sigma, steps in parts]
+def runs_of(parts):
+    return [Mechanism(N, round(q * N), sigma, steps) for q, sigma, steps in parts]
 
 
 @pytest.mark.parametrize(("parts", "delta"), UNLIKE)
@@ -50,18 +48,17 @@ def test_epsilon_of_unlike_runs_lies_between_exact_and_two_per_cent_more(parts, 
     assert exact > alone  # so that leaving a run out would be seen
 
 
-@pytest.mark.parametrize(("q", "sigma", "steps", "delta", "first"), WITH_FIRST)
-def test_with_a_first_release_epsilon_lies_between_exact_and_two_per_cent_more(q, sigma, steps, delta, first):
-    [run] = runs_of([(q, sigma, steps)], first_release_noise=first)
-    exact = truth.epsilon(q, sigma, steps, delta, first_mu=1 / first)
-    found = epsilon(run, delta)
+@pytest.mark.parametrize(("q", "sigma", "steps", "delta", "of_all"), WITH_ALL)
+def test_beside_a_step_of_all_examples_epsilon_lies_between_exact_and_two_per_cent_more(q, sigma, steps, delta, of_all):
+    run, step = runs_of([(q, sigma, steps), (1.0, of_all, 1)])
+    exact = truth.epsilon(q, sigma, steps, delta, whole_mu=1 / of_all)
+    found = epsilon_together([run, step], delta)
     assert found.epsilon_pld is not None and exact <= found.epsilon <= 1.02 * exact
     assert found.epsilon <= found.epsilon_rdp
-    alone = epsilon(run.replace(first_release_noise=None), delta).epsilon
-    assert found.epsilon > max(alone, epsilon_gaussian(1 / first, delta))
+    assert found.epsilon > max(epsilon(run, delta).epsilon, epsilon_gaussian(1 / of_all, delta))
 
 
-@pytest.mark.parametrize("parts", [UNLIKE[0][0], [(0.1, 3.0, 100), (1.0, 2.0, 1)]], ids=["unlike", "first release"])
+@pytest.mark.parametrize("parts", [UNLIKE[0][0], [(0.1, 3.0, 100), (1.0, 2.0, 1)]], ids=["sampled", "of all"])
 def test_by_rdp_divergences_add_up_at_each_order(parts):
     def at(order):
         divergence = sum(steps * truth.rdp(q, sigma, order) for q, sigma, steps in parts)
@@ -69,8 +66,8 @@ def test_by_rdp_divergences_add_up_at_each_order(parts):
 
     found = epsilon_together(runs_of(parts), 1e-5, "rdp").epsilon
     assert found <= min(at(order) for order in np.geomspace(2, 20, 8)) * (1 + 1e-6)
-    sampled, first_mu = [part for part in parts if part[0] < 1], 1 / 2.0 if parts[-1][0] == 1 else 0.0
-    assert found >= truth.epsilon_of_unlike(sampled, 1e-5, first_mu=first_mu)
+    sampled, whole_mu = [part for part in parts if part[0] < 1], 1 / 2.0 if parts[-1][0] == 1 else 0.0
+    assert found >= truth.epsilon_of_unlike(sampled, 1e-5, whole_mu=whole_mu)
 
 
 def test_neither_the_order_of_runs_nor_how_like_ones_are_grouped_matters():
@@ -83,51 +80,37 @@ def test_neither_the_order_of_runs_nor_how_like_ones_are_grouped_matters():
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
-def test_releases_of_all_examples_are_one_gaussian_beside_the_updates(accountant):
+def test_steps_of_all_examples_are_one_gaussian_beside_the_others(accountant):
     parts = [(0.1, 3.0, 100), (0.02, 1.0, 200)]
-    one, other = runs_of(parts)
-    runs = [one.replace(first_release_noise=4.0), other.replace(first_release_noise=3.0)]
-    exact = truth.epsilon_of_unlike(parts, 1e-5, first_mu=math.hypot(1 / 4, 1 / 3))
-    found = epsilon_together(runs, 1e-5, accountant).epsilon
+    exact = truth.epsilon_of_unlike(parts, 1e-5, whole_mu=math.hypot(1 / 4, 1 / 3))
+    found = epsilon_together(runs_of([*parts, (1.0, 4.0, 1), (1.0, 3.0, 1)]), 1e-5, accountant).epsilon
     assert exact <= found <= (1.02 if accountant == "pld" else 1.3) * exact
-    # Steps of all examples are Gaussians, too.
-    exact = truth.epsilon_of_unlike(parts[:1], 1e-5, first_mu=math.sqrt(30) / 12)
-    assert exact <= epsilon_together([one, Mechanism(N, N, 12.0, 30)], 1e-5).epsilon <= 1.02 * exact
-    first = one.replace(num_steps=0, first_release_noise=2.0)
-    assert epsilon_together([first] * 4, 1e-5).epsilon == pytest.approx(epsilon_gaussian(1.0, 1e-5), rel=1e-8)
+    exact = truth.epsilon_of_unlike(parts[:1], 1e-5, whole_mu=math.sqrt(30) / 12)
+    assert exact <= epsilon_together(runs_of([parts[0], (1.0, 12.0, 30)]), 1e-5).epsilon <= 1.02 * exact
+    alone = epsilon_together(runs_of([(1.0, 2.0, 1)] * 4), 1e-5).epsilon
+    assert alone == pytest.approx(epsilon_gaussian(1.0, 1e-5), rel=1e-8)
 
 
 def test_without_sampling_all_is_one_gaussian():
     mu = math.hypot(math.sqrt(30) / 8, 1 / 3)
     exact = truth.epsilon_of_gaussian(mu, 1e-5)
-    assert truth.epsilon(1.0, 8.0, 30, 1e-5, first_mu=1 / 3) == pytest.approx(exact, rel=1e-9)
-    full = Mechanism(N, N, 8.0, 30, first_release_noise=3.0)
-    assert exact <= epsilon(full, 1e-5).epsilon <= exact * (1 + 1e-8)
+    assert truth.epsilon(1.0, 8.0, 30, 1e-5, whole_mu=1 / 3) == pytest.approx(exact, rel=1e-9)
+    full = runs_of([(1.0, 8.0, 30), (1.0, 3.0, 1)])
+    assert exact <= epsilon_together(full, 1e-5).epsilon <= exact * (1 + 1e-8)
     assert epsilon_pld([(1.0, 20.0, 1000)], 1e-5).epsilon == epsilon_gaussian(math.sqrt(1000) / 20, 1e-5)
     assert exact <= epsilon_pld([(1 - 1e-9, 8.0, 30), (1.0, 3.0, 1)], 1e-5).epsilon <= 1.002 * exact
-    of_three = epsilon(full.replace(images_per_unit=3), 1e-5).epsilon
+    of_three = epsilon_together([run.replace(images_per_unit=3) for run in full], 1e-5).epsilon
     assert of_three == pytest.approx(epsilon_gaussian(3 * mu, 1e-5), rel=1e-12)
-
-
-def test_before_the_first_update_it_is_what_the_release_alone_spends():
-    exact, alone = truth.epsilon_of_gaussian(1 / 3, 1e-5), ONE.replace(num_steps=0, first_release_noise=3.0)
-    for sigma in (1.0, 0.0):  # which no update has used
-        assert exact <= epsilon(alone.replace(noise_multiplier=sigma), 1e-5).epsilon <= exact * (1 + 1e-8)
-    by_rdp = epsilon(alone, 1e-5, "rdp")
-    assert by_rdp.epsilon > exact and by_rdp.epsilon_pld is None
-    curve = EpsilonCurve(alone.replace(num_steps=100), 1e-5)
-    values = [curve.at(step) for step in range(0, 101, 10)]
-    assert epsilon_gaussian(1 / 3, 1e-5) <= values[0] <= epsilon(alone, 1e-5).epsilon_rdp
-    assert values == sorted(values) and values[-1] == curve.spent.epsilon
 
 
 def test_what_releases_nothing_costs_nothing_and_no_noise_costs_everything():
     assert epsilon_together([], 1e-5).epsilon == 0
     assert epsilon_together([ONE, OTHER.replace(num_steps=0)], 1e-5) == epsilon(ONE, 1e-5)
-    for silent in ({"noise_multiplier": 0.0}, {"first_release_noise": 1e-9}):
-        assert epsilon_together([ONE, OTHER.replace(**silent)], 1e-5).epsilon == math.inf
-        assert epsilon(OTHER.replace(images_per_unit=2, **silent), 1e-5).epsilon == math.inf
-        alone = epsilon(OTHER.replace(**silent), 1e-5)
+    for noise in (0.0, 1e-9):
+        silent = OTHER.replace(noise_multiplier=noise)
+        assert epsilon_together([ONE, silent], 1e-5).epsilon == math.inf
+        assert epsilon(silent.replace(images_per_unit=2), 1e-5).epsilon == math.inf
+        alone = epsilon(silent, 1e-5)
         assert alone.epsilon == alone.epsilon_rdp == math.inf and alone.epsilon_pld is None
     for none in ({}, {"images_per_unit": 2}, {"noise_multiplier": 0.0}):
         assert epsilon(MNIST.replace(num_steps=0, **none), 1e-5).epsilon == 0
@@ -150,22 +133,21 @@ def test_what_has_no_epsilon_is_refused():
             epsilon_together([ONE, unlike], 1e-5)
     with pytest.raises(InputError, match="by RDP"):
         epsilon(ONE.replace(images_per_unit=3), 1e-5, "rdp")
-    for facts in ({"first_release_noise": 3.0}, {"images_per_unit": 3}):
-        with pytest.raises(InputError, match="no epsilon is known .* selected"):
-            epsilon(ONE.replace(**facts), 1e-5, "pld", Selection(5.0, 0.0, None))
+    with pytest.raises(InputError, match="no epsilon is known .* selected"):
+        epsilon(ONE.replace(images_per_unit=3), 1e-5, "pld", Selection(5.0, 0.0, None))
 
 
 @pytest.mark.parametrize(
-    ("parts", "first", "images"),
+    ("parts", "of_all", "images"),
     [
         ([(2_048 / 60_000, 2.041, 1_500)], 0.0, 2),
         ([(0.1, 6.0, 100)], 8.0, 3),
         ([(0.1, 6.0, 100), (0.02, 2.5, 100)], 0.0, 3),
     ],
 )
-def test_a_person_moves_all_by_all_of_their_images(parts, first, images):
-    exact = truth.epsilon_of_unlike(parts, 1e-5, images=images, first_mu=images / first if first else 0.0)
-    found = epsilon_pld([*parts, *([(1.0, first, 1)] if first else [])], 1e-5, images).epsilon
+def test_a_person_moves_all_by_all_of_their_images(parts, of_all, images):
+    exact = truth.epsilon_of_unlike(parts, 1e-5, images=images, whole_mu=images / of_all if of_all else 0.0)
+    found = epsilon_pld([*parts, *([(1.0, of_all, 1)] if of_all else [])], 1e-5, images).epsilon
     assert exact <= found <= 1.02 * exact
 
 

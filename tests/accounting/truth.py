@@ -66,7 +66,12 @@ def epsilon_of_gaussian(mu: float, delta: float) -> float:
 
 
 def epsilon(
-    sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float, images: int = 1, first_mu: float = 0.0
+    sampling_prob: float,
+    noise_multiplier: float,
+    num_steps: int,
+    delta: float,
+    images: int = 1,
+    whole_mu: float = 0.0,
 ) -> float:
     """Tight epsilon by inverting the transform of the privacy loss along a line through the saddle point.
 
@@ -75,15 +80,15 @@ def epsilon(
         delta(epsilon) = E[(1 - exp(epsilon - L))_+] = 1/(2 pi i) int_{c - i inf}^{c + i inf} exp(-s epsilon) M(s) / (s
         (s + 1)) ds.
 
-    M is one step's to the power of T; one step's is an integral over the output. A Gaussian release beside the steps,
-    with sensitivity / noise = mu, has the loss N(mu^2 / 2, mu^2), so M is multiplied by exp(s (s + 1) mu^2 / 2).
+    M is one step's to the power of T; one step's is an integral over the output. Gaussian steps beside them, with
+    sensitivity / noise = mu, have the loss N(mu^2 / 2, mu^2), so M is multiplied by exp(s (s + 1) mu^2 / 2).
     """
-    return epsilon_of_unlike([(sampling_prob, noise_multiplier, num_steps)], delta, images, first_mu)
+    return epsilon_of_unlike([(sampling_prob, noise_multiplier, num_steps)], delta, images, whole_mu)
 
 
-def epsilon_of_unlike(parts, delta: float, images: int = 1, first_mu: float = 0.0) -> float:
+def epsilon_of_unlike(parts, delta: float, images: int = 1, whole_mu: float = 0.0) -> float:
     """Tight epsilon of steps of several kinds (q, sigma, T) together: their transforms are multiplied."""
-    return max(_Inversion(parts, delta, images, add, first_mu).epsilon() for add in (False, True))
+    return max(_Inversion(parts, delta, images, add, whole_mu).epsilon() for add in (False, True))
 
 
 class _Steps:
@@ -124,13 +129,13 @@ class _Steps:
 
 
 class _Inversion:
-    def __init__(self, parts, delta, images, add, first_mu):
-        self.delta, self.first_mu = delta, first_mu
+    def __init__(self, parts, delta, images, add, whole_mu):
+        self.delta, self.whole_mu = delta, whole_mu
         self.parts = [_Steps(*part, images, add) for part in parts]
 
     def log_moments_of_all(self, c, frequencies):
         s = c + 1j * frequencies
-        return sum(part.log_moments(c, frequencies) for part in self.parts) + s * (s + 1) * self.first_mu**2 / 2
+        return sum(part.log_moments(c, frequencies) for part in self.parts) + s * (s + 1) * self.whole_mu**2 / 2
 
     def epsilon(self):
         log_delta = math.log(self.delta)
@@ -141,7 +146,7 @@ class _Inversion:
 
         found = minimize_scalar(chernoff, bounds=(-7, 16), method="bounded")
         c, bound = math.exp(found.x), found.fun
-        spread = math.sqrt(max(1e-300, self.first_mu**2 + sum(part.variance(c) for part in self.parts)))
+        spread = math.sqrt(max(1e-300, self.whole_mu**2 + sum(part.variance(c) for part in self.parts)))
         # Step: the sum over frequencies repeats with period 2 pi / step in the loss; 40 deviations (and the weight's
         # 1/c) apart nothing is left.
         step = 2 * math.pi / (60 * spread + 60 / min(c, 1.0))

@@ -260,7 +260,6 @@ OF_PERSONS = {"privacy__unit": "person", "privacy__max_images_per_person": 2, "p
         (OF_PERSONS, "belong to no person"),
         ({"data__group_by": "group"}, "belong to no person"),
         ({"privacy__selected_from": 4.0}, "selected_from"),
-        ({"model__trainable": "classifier", "model__features": "centred"}, "centred"),
         ({"audit__canaries": -1}, "canaries"),
     ],
 )

@@ -8,7 +8,6 @@ from sfumato import config
 from sfumato.config import releasing_keys
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
-from sfumato.planning.classifiers import with_updates_alone
 from sfumato.planning.resolve import resolve
 
 
@@ -60,37 +59,6 @@ def test_ordinary_training_has_defaults_of_its_own():
     assert resolve(config.parse(bounded), facts).recipe.optimizer.learning_rate == 2.0
 
 
-def features_of(num_examples, target, **changes):
-    recipe = {"data": {"name": "folder"}, "model": {"trainable": "classifier"}}
-    recipe |= {"privacy": {"target_epsilon": target, "delta": 1e-5}} if target else {}
-    recipe = {section: {**recipe.get(section, {}), **changes.get(section, {})} for section in {**recipe, **changes}}
-    plan = resolve(config.parse(recipe), Facts(num_examples, 2, 32, 3, num_people=num_examples // 4))
-    privacy = plan.recipe.privacy
-    released = privacy is not None and privacy.first_release_noise is not None
-    assert released == (plan.recipe.model.features == "centred")
-    assert not released or recipe["model"].get("features") or "model.features" in {each.key for each in plan.choices}
-    return plan.recipe.model.features
-
-
-def test_features_are_centred_where_there_is_signal_enough_and_nothing_that_a_first_release_does_not_fit():
-    assert features_of(1000, 1.0) == features_of(10_000, 0.1) == features_of(125, 8.0) == "centred"
-    assert features_of(999, 1.0) == features_of(9_999, 0.1) == "unit"
-    people = {"unit": "person", "max_images_per_person": 4}
-    assert features_of(4000, 1.0, privacy={**people, "person_sampling": "images"}, data={"group_by": "p"}) == "centred"
-    assert features_of(3999, 1.0, privacy={**people, "person_sampling": "images"}, data={"group_by": "p"}) == "unit"
-    assert features_of(4000, 8.0, privacy=people, data={"group_by": "p"}) == "unit"
-    assert features_of(4000, 8.0, privacy={"selected_from": 5.0}) == "unit"
-    assert features_of(4000, 8.0, audit={"canaries": 100}) == "unit"
-    assert features_of(4000, 8.0, optimizer={"name": "adam"}) == "unit"
-    assert features_of(4000, 8.0, augmentation={"augmult": 2}) == "unit"
-    assert features_of(4000, 8.0, model={"features": "unit"}) == "unit"
-    for model in ({"features": "raw"}, {"trainable": "all"}):
-        assert features_of(4000, 8.0, model=model) == "raw"
-    assert features_of(4000, None, privacy={"noise_multiplier": 3.0, "delta": 1e-5}) == "unit"
-    assert features_of(4000, None) == "unit"
-    assert features_of(100, 1.0, model={"features": "centred"}) == "centred"
-
-
 @pytest.mark.parametrize(("num_examples", "target", "rate"), [(100, 0.5, 0.06), (8000, 1.0, 2.0), (50_000, 8.0, 16.0)])
 def test_the_rate_on_features_is_that_of_the_signal_with_what_goes_with_it_unless_one_is_stated(
     num_examples, target, rate
@@ -106,35 +74,20 @@ def test_the_rate_on_features_is_that_of_the_signal_with_what_goes_with_it_unles
 
 
 KINDS, AUGMULTS, PARTS = (None, "none", "flip"), (None, 0, 2), (None, "all", "classifier", "norms")
-VIEWS = itertools.product([Facts(4000, 2, 32, 3)], [0.01, 8.0], KINDS, AUGMULTS, PARTS, [None], [2])
+VIEWS = itertools.product([Facts(4000, 2, 32, 3)], [0.01, 8.0], KINDS, AUGMULTS, PARTS, [2])
 # What a warning tries with more images must not refuse the recipe that it warns of.
-FEW_IMAGES = itertools.product(
-    [Facts(200, 10, 32, 3)], [0.05, 3.0], [None], [None], ["classifier"], [None, "centred"], [None, 0, 1]
-)
+FEW_IMAGES = itertools.product([Facts(200, 10, 32, 3)], [0.05, 3.0], [None], [None], ["classifier"], [None, 0, 1])
 
 
-@pytest.mark.parametrize(
-    ("facts", "target", "kind", "augmult", "trainable", "features", "num_steps"), [*VIEWS, *FEW_IMAGES]
-)
-def test_what_was_filled_in_resolves_to_itself(facts, target, kind, augmult, trainable, features, num_steps):
+@pytest.mark.parametrize(("facts", "target", "kind", "augmult", "trainable", "num_steps"), [*VIEWS, *FEW_IMAGES])
+def test_what_was_filled_in_resolves_to_itself(facts, target, kind, augmult, trainable, num_steps):
     """Else a run could not be resumed."""
-    values = {"data": {"name": "folder"}, "model": {"trainable": trainable, "features": features}}
+    values = {"data": {"name": "folder"}, "model": {"trainable": trainable}}
     values |= {"augmentation": {"kind": kind, "augmult": augmult}, "training": {"num_steps": num_steps}}
     values |= {"privacy": {"target_epsilon": target, "delta": 1e-5}}
     try:
         recipe = resolve(config.parse(values), facts).recipe
     except InputError:
-        assert augmult is not None or (num_steps == 0 and features == "centred")
+        assert augmult is not None
         return
     assert resolve(config.parse(recipe.model_dump(mode="json")), facts).recipe == recipe
-
-
-def test_a_command_that_knows_of_updates_alone_has_features_that_nothing_is_released_of():
-    values = {"data": {"name": "folder"}, "model": {"trainable": "classifier"}, "privacy": {"target_epsilon": 8.0}}
-    recipe = with_updates_alone(config.parse(values), "search")
-    assert resolve(recipe, Facts(4000, 2, 32, 3)).recipe.model.features == "unit"
-    for features, trainable, expected in (("raw", "classifier", "raw"), (None, "all", None), (None, None, None)):
-        model = {"trainable": trainable, "features": features}
-        assert with_updates_alone(config.parse({**values, "model": model}), "search").model.features == expected
-    with pytest.raises(InputError, match="updates alone"):
-        with_updates_alone(config.parse({**values, "model": {"features": "centred"}}), "search")

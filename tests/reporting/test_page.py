@@ -182,7 +182,6 @@ OF_PERSONS = {**SEVERAL, "unit": "one person with at most 3 images"}
         ({}, {}),
         (OF_PERSONS, {"images_per_unit": 3}),
         ({**OF_PERSONS, "drawn": "people"}, {}),  # each is one of N
-        ({"first_release_noise": 2.0}, {"first_release_noise": 2.0}),
     ],
 )
 def test_the_curve_of_what_an_attacker_gains_is_that_of_the_certificate_s_mechanism(tmp_path, stated, beside):

@@ -25,7 +25,7 @@ def claim_of():
         run = run_line(plan).model_copy(update={"run_id": "0f" * 16})
         steps = [1, 2, 3, 3]  # the third was lost
         releases = [
-            ReleaseLine(kind="release", release=number, step=step, launch=1, launch_id="a")
+            ReleaseLine(release=number, step=step, launch=1, launch_id="a")
             for number, step in enumerate(steps, start=1)
         ]
         whole, public = claims(plan, plan.mechanism), public_inputs(plan, dataset, None)

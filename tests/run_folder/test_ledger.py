@@ -77,14 +77,6 @@ def test_the_plan_is_a_hard_cap(tmp_path):
         ledger.read(tmp_path / "ledger.jsonl")
 
 
-def test_a_first_release_is_number_0_and_counts_beside_the_updates(tmp_path):
-    opened = begun(tmp_path, line=run_line(MECHANISM.replace(first_release_noise=3.0)))
-    opened.append(0, "first release")
-    opened.append(1)
-    found = ledger.read(tmp_path / "ledger.jsonl")
-    assert found.has_first_release and found.num_releases == 1 and found.count == 3
-
-
 def test_a_failed_append_ends_it_for_this_process_and_the_next_one_sees_what_is_there(tmp_path, monkeypatch):
     for share, count in ((0.5, 2), (1.0, 3)):
         folder = tmp_path / str(share)
@@ -130,7 +122,6 @@ def test_lines_of_a_selected_run_do_not_tell_how_often_it_was_started(tmp_path):
         lambda lines: [*lines, lines[-1]],
         lambda lines: [lines[0], lines[2], lines[1], lines[3]],
         lambda lines: [*lines[:2], b"not json\n", *lines[3:]],
-        lambda lines: [*lines[:3], lines[3].replace(b"release", b"first release", 1)],
         lambda lines: [lines[0].replace(b'"num_examples":100', b'"num_examples":0'), *lines[1:]],
         lambda lines: [lines[0].replace(b'"format_version":1', b'"format_version":2'), *lines[1:]],
     ],

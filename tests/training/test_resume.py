@@ -16,6 +16,7 @@ import sfumato
 from sfumato.run_folder import ledger
 from sfumato.run_folder.checkpoint import Checkpoints
 from sfumato.run_folder.verification import verify_run
+from sfumato.training import step
 from tests.data.conftest import refused as says_no
 from tests.training import faults
 
@@ -422,12 +423,8 @@ def test_a_second_start_that_waited_while_the_first_began_is_refused(killed_once
     says_no("another start began", sfumato.train, "demo/digits", folder, settings=SETTINGS, resume=True)
 
 
-def test_a_ledger_that_leaves_the_recipe_s_first_release_out_is_refused(tmp_path):
-    folder = tmp_path / "run"
-    centred = {"model.trainable": "classifier", "model.features": "centred", "training.num_steps": 3}
-    sfumato.train("demo/digits", folder, settings={**SETTINGS, **centred})
-    path = folder / "ledger.jsonl"
-    first, _, *others = path.read_text().splitlines(keepends=True)
-    stated = json.loads(first)["first_release_noise"]
-    path.write_text(first.replace(json.dumps(stated), "null") + "".join(others))
-    says_no("another plan", verify_run, folder)
+def test_every_drawing_of_noise_finds_its_line_on_disk(tmp_path, monkeypatch):
+    found, real = [], step.add_noise
+    monkeypatch.setattr(step, "add_noise", lambda *given: found.append(num_lines(tmp_path / "run")) or real(*given))
+    sfumato.train("demo/digits", tmp_path / "run", settings=SETTINGS)
+    assert found == list(range(2, lines(tmp_path / "run").run.num_steps + 2))

@@ -52,10 +52,9 @@ def epsilon(
 ) -> Spent:
     """What a mechanism spends, or several on the same examples together (`epsilon_together`).
 
-    Guarantee: each number is an upper bound on the epsilon of the mechanism's T steps, and of the
-    release before them if there is one, at ``delta``, for one unit's contribution replaced by zero
-    (the same as add-or-remove): one image's, or that of all ``mechanism.images_per_unit`` images of
-    a person. What releases nothing spends 0, no noise spends infinity.
+    Guarantee: each number is an upper bound on the epsilon of the mechanism's T steps at ``delta``,
+    for one unit's contribution replaced by zero (the same as add-or-remove): one image's, or that of
+    all ``mechanism.images_per_unit`` images of a person. What releases nothing spends 0, no noise spends infinity.
 
     Args:
         mechanism: Its sampling must be "poisson".
@@ -78,11 +77,6 @@ def epsilon(
     if not isinstance(mechanism, Mechanism):
         raise InputError("no epsilon is known for several runs, each selected from others: give one mechanism.")
     _refuse_unknown(mechanism, delta)
-    if mechanism.first_release_noise is not None:
-        raise InputError(
-            "no epsilon is known where a run with a first release beside its updates is selected from others. Leave "
-            "privacy.selected_from out, or that release (--set model.features=unit)."
-        )
     if mechanism.most_images > 1:
         raise InputError(_ONLY_PLD)
     return _epsilon_of_best(mechanism, delta, selection)

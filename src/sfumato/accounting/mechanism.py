@@ -9,7 +9,7 @@ from sfumato.errors import InputError
 
 Sampling = Literal["poisson", "shuffled"]
 Part = tuple[float, float, int]
-"""Steps of one kind: q, sigma and T. A Gaussian release of all examples is one with q = 1."""
+"""Steps of one kind: q, sigma and T."""
 Accountant = Literal["pld", "rdp"]
 
 # Below, one step may spend half a million, and the numerics of it take memory without bound;
@@ -21,8 +21,7 @@ LARGEST = 10**15
 
 @dataclasses.dataclass(frozen=True)
 class Mechanism:
-    """What a run composes, as public numbers: updates of the subsampled Gaussian mechanism, and before them,
-    if there is one, a Gaussian release of all examples at once.
+    """What a run composes, as public numbers: updates of the subsampled Gaussian mechanism.
 
     The sampler, the noise, the divisor, the ledger and the accountant are all built
     from one such object, so they cannot disagree (De et al. 2022, Eq. 3).
@@ -36,9 +35,6 @@ class Mechanism:
             "shuffled", fixed-size batches, for which no epsilon below is a guarantee.
         images_per_unit: How many examples, at most, belong to one unit of privacy: 1, or those of a
             person. Epsilon is for all of them together.
-        first_release_noise: sigma_0, the noise of a release of all examples (q = 1) beside the
-            updates, such as that of second moments: standard deviation / sensitivity. None: there
-            is no such release. k of them with one noise are one with sigma_0 / sqrt(k).
 
     Raises:
         InputError: If a number is out of range.
@@ -50,7 +46,6 @@ class Mechanism:
     num_steps: int
     sampling: Sampling = "poisson"
     images_per_unit: int = 1
-    first_release_noise: float | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("num_examples", 1), ("batch_size", 1), ("num_steps", 0), ("images_per_unit", 1)):
@@ -70,12 +65,6 @@ class Mechanism:
             )
         if self.sampling not in ("poisson", "shuffled"):
             raise InputError(f'sampling must be "poisson" or "shuffled", not "{self.sampling}".')
-        first = self.first_release_noise
-        if first is not None and not (_is_noise(first) and first > 0):
-            raise InputError(
-                f"first_release_noise must be finite and above 0, not {first!s:.40}. Leave it out where there is no "
-                "such release."
-            )
 
     @property
     def sampling_prob(self) -> float:
@@ -94,9 +83,8 @@ class Mechanism:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """All that is released: the steps, and the release before them."""
-        steps = ((self.sampling_prob, self.noise_multiplier, self.num_steps),) if self.num_steps else ()
-        return steps if self.first_release_noise is None else (*steps, (1.0, self.first_release_noise, 1))
+        """All that is released."""
+        return ((self.sampling_prob, self.noise_multiplier, self.num_steps),) if self.num_steps else ()
 
     def replace(self, **changes) -> "Mechanism":
         """The same mechanism with some numbers changed."""

@@ -268,7 +268,7 @@ def trade_off_epsilon(mechanism: Mechanism, delta: float, false_positives: float
         return -math.inf
     if true_positives <= false_positives:
         return 0.0
-    if mechanism.num_steps == 0:  # a first release is all
+    if mechanism.num_steps == 0:  # nothing is released, whatever the noise
         mechanism = mechanism.replace(noise_multiplier=1.0)
 
     def noisy(power: int) -> Mechanism:

@@ -162,12 +162,10 @@ def _numbers_of(recipe: str) -> tuple[dict[str, Any], _OfRecipe]:
     """What `sfumato.plan` takes, of a recipe whose data set has a public N."""
     from sfumato import config, recipes
     from sfumato.data import catalogue as facts
-    from sfumato.planning.classifiers import refuse_other_than_updates
     from sfumato.planning.resolve import resolve
 
     _, values = recipes.read(recipe)
     parsed = config.parse(values)
-    refuse_other_than_updates(parsed.model, "plan")
     privacy, training = parsed.privacy, parsed.training
     if privacy is None:
         raise InputError(f"recipe {recipe} has no [privacy] section, so there is nothing to plan.")
@@ -182,7 +180,6 @@ def _numbers_of(recipe: str) -> tuple[dict[str, Any], _OfRecipe]:
             f"recipe {recipe} does not fix the number of images. Use `sfumato train {recipe} --dry-run` with your data."
         )
     plan = resolve(parsed, known, cut_to_target=False)
-    refuse_other_than_updates(plan.recipe.model, "plan")
     sizes = pick(training, "batch_size", "num_steps") | pick(privacy, "noise_multiplier")
     numbers = sizes | {
         "num_examples": known.num_examples,

@@ -24,7 +24,7 @@ class ResolvedModel(ModelConfig):
 
     name: str
     trainable: Literal["all", "classifier", "norms"] | Annotated[list[str], Field(min_length=1)]
-    features: Literal["raw", "unit", "centred"]
+    features: Literal["raw", "unit"]
 
 
 class ResolvedAugmentation(AugmentationConfig):

@@ -139,15 +139,10 @@ class ModelConfig(Section):
     """What trains: everything, the final linear layer, that and the normalisation layers' scales and
     shifts, or the parameters whose names match a pattern.
     """
-    features: Literal["raw", "unit", "centred"] | None = None
-    """What the classifier is given: as the network makes it; scaled to length 1; or, from there, less the mean of all
-    images' features, which is released once, and scaled again (`trainable = "classifier"`, no views).
+    features: Literal["raw", "unit"] | None = None
+    """What the classifier is given: as the network makes it; or scaled to length 1: where public weights have batch
+    normalisations, less its mean over synthetic textures, and scaled again.
     """
-
-    @property
-    def releases_first(self) -> bool:
-        """Whether something of all images is released once before the updates."""
-        return self.features == "centred"
 
     @property
     def missing_weights(self) -> str | None:
@@ -203,10 +198,6 @@ class PrivacyConfig(Section):
     """The guarantee's other number: well below 1 / N (docs/privacy.md)."""
     noise_multiplier: Literal[0] | Annotated[float, Field(ge=1e-12, le=1e12)] | None = None
     """Standard deviation of the noise over `clipping_norm`. Left out: the least that keeps target_epsilon."""
-    first_release_noise: Annotated[float, Field(ge=1e-12, le=1e12)] | None = None
-    """Noise of the mean of features that is released before the updates (`model.features = "centred"`), over its
-    sensitivity.
-    """
     clipping_norm: Annotated[float, Field(ge=1e-12, allow_inf_nan=False)] = 1.0
     """C: each image's gradient is scaled to at most this length, so no image counts for more. At least 1e-12."""
     sampling: Literal["poisson", "shuffled"] = "poisson"

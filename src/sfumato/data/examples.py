@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
@@ -13,9 +13,6 @@ from sfumato.config import DataConfig
 from sfumato.data.catalogue import Facts
 from sfumato.data.images import ImageSet
 from sfumato.errors import InputError
-
-_PART = 4096
-"""Features that are replaced at once."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,11 +42,6 @@ class FeatureSet:
     def batch(self, indices: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
         """(B, D), float32."""
         return self.stored.index_select(0, indices).to(device)
-
-    def replace(self, of: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Puts what a function makes of rows (m, D) in their place; what could not be read stays zero."""
-        for part in self.readable.nonzero()[:, 0].split(_PART):
-            self.stored[part] = of(self.stored[part])
 
 
 Examples = ImageSet | FeatureSet

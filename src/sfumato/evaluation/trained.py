@@ -19,7 +19,7 @@ from sfumato.evaluation.calibration import Calibration
 from sfumato.evaluation.scores import Objective
 from sfumato.json_record import pick
 from sfumato.models import registry
-from sfumato.models.trainable import centre_features, named_classifier, scale_features
+from sfumato.models.trainable import named_classifier, scale_features
 from sfumato.run_folder.record import CALIBRATION_FILE
 from sfumato.run_folder.verification import read_model_file
 
@@ -88,11 +88,8 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
 
     def build() -> nn.Module:
         model = registry.build(name, fix=recipe.model.fix, seed=0, **how)
-        if recipe.model.features in ("unit", "centred"):
-            classifier = named_classifier(model, len(facts.classes))
-            scale_features(model, classifier)
-            if recipe.model.features == "centred":
-                centre_features(model, classifier)
+        if recipe.model.features == "unit":
+            scale_features(model, named_classifier(model, len(facts.classes)))
         return model
 
     if registry.imported_module(name) is None:

@@ -9,18 +9,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from sfumato.models.dictionary import Dictionary
+from sfumato.models.layers import centred
 from sfumato.models.scattering import Scattering
-from sfumato.models.textures import dead_leaves
+from sfumato.models.textures import textures_for
 
-_PIXELS = 64 * 32 * 32
-"""Of all textures that a centre is the mean of, but at least 8 textures."""
 _GROUP = 9
 """Maps of a scattering that are normalised together, where their number allows it."""
-
-
-def textures_for(image_size: int, channels: int) -> torch.Tensor:
-    """What a centre is the mean over: (m, channels, image_size, image_size)."""
-    return torch.tensor(dead_leaves(max(8, _PIXELS // image_size**2), image_size, channels))
 
 
 class FromFormula(nn.Module):
@@ -70,7 +64,7 @@ class _Centred(nn.Module):
         return F.normalize(maps.flatten(1)).view_as(maps)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return F.normalize((self._unit(images) - self.centre).flatten(1))
+        return centred(self._unit(images), self.centre)
 
 
 def _scattering(image_size: int, channels: int, J: int) -> nn.Module:

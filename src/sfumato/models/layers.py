@@ -96,35 +96,30 @@ class UnitLinear(nn.Linear):
 
     Its bias counts a tenth: the gradient by it is as long as the error, whatever the image shows, so that a whole one
     takes half of what clipping leaves of each gradient's square (docs/defaults.md has the evidence).
+
+    Attributes:
+        centre: (in_features,), a buffer, zeros at first: what features of length 1 differ in from it is made as long
+            again, so that what all images have in common no longer takes most of each length.
     """
 
     BIAS_SCALE = 0.1
+    centre: torch.Tensor
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.register_buffer("centre", torch.zeros(self.in_features, device=self.weight.device))
 
     def scaled(self, features: torch.Tensor) -> torch.Tensor:
         """What the weight multiplies: (rows, D)."""
-        return F.normalize(features)
+        return centred(F.normalize(features), self.centre)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         return F.linear(self.scaled(features), self.weight, scaled_bias(self))
 
 
-class CentredLinear(UnitLinear):
-    """The same on what features of length 1 differ in from a centre, made as long again: what all images have in
-    common no longer takes most of each length.
-
-    Attributes:
-        centre: (D,), a buffer; zeros until there is one.
-    """
-
-    centre: torch.Tensor
-
-    def scaled(self, features: torch.Tensor) -> torch.Tensor:
-        return centred(F.normalize(features), self.centre)
-
-
 def centred(features: torch.Tensor, centre: torch.Tensor) -> torch.Tensor:
-    """Features of length 1 less the centre, of length 1 again: (rows, D)."""
-    return F.normalize(features - centre)
+    """Features or maps of length 1 less the centre, of length 1 again: (rows, D)."""
+    return F.normalize((features - centre).flatten(1))
 
 
 def bias_scale(layer: nn.Linear) -> float:

@@ -1,7 +1,10 @@
 """Synthetic textures: what stands for images where no image of anybody may be looked at."""
 
 import numpy as np
+import torch
 
+_PIXELS = 64 * 32 * 32
+"""Of all textures that a centre is the mean of, but at least 8 textures."""
 _DISCS = 60
 _NOISE = 0.05
 
@@ -25,3 +28,8 @@ def dead_leaves(count: int, size: int, channels: int, seed: int = 0) -> np.ndarr
         colour = draw.normal(size=(count, 1)) + 0.4 * draw.normal(size=(count, channels))
         np.copyto(images, colour[:, :, None, None].astype(np.float32), where=inside[:, None])
     return images + _NOISE * draw.normal(size=images.shape).astype(np.float32)
+
+
+def textures_for(image_size: int, channels: int) -> torch.Tensor:
+    """What a centre is the mean over: (m, channels, image_size, image_size)."""
+    return torch.tensor(dead_leaves(max(8, _PIXELS // image_size**2), image_size, channels))

@@ -1,8 +1,8 @@
 """Which parameters of a network train, and the network cut in two at its classifier."""
 
+import copy
 import re
 from collections.abc import Sequence
-from typing import TypeVar
 
 import torch
 from torch import nn
@@ -10,12 +10,10 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from sfumato.errors import InputError, refusing
-from sfumato.models.layers import CentredLinear, Classifier, UnitLinear
+from sfumato.models.layers import Classifier, UnitLinear
 
 ANY_NUMBER = "It must take any number of images, one too: flatten(1) keeps a batch of one, squeeze() does not."
 """The remedy for a model that fails on some numbers of images."""
-
-Layer = TypeVar("Layer", bound=nn.Linear)
 
 
 def classifier_name(model: nn.Module, num_classes: int) -> str | None:
@@ -125,30 +123,44 @@ class _Frozen(nn.Module):
 
 
 def scale_features(model: nn.Module, name: str) -> None:
-    """Makes the classifier scale what it is given to length 1, in place; its weights stay."""
-    layer = model.get_submodule(name)
-    if type(layer) is not nn.Linear:
-        kind = f"{type(layer).__name__} at {name!r}"
-        raise InputError(f"model.features needs a plain linear classifier, not {kind}. Take --set model.features=raw.")
-    _replace(model, name, UnitLinear)
-
-
-def centre_features(model: nn.Module, name: str) -> CentredLinear:
-    """Gives the classifier, which scales what it is given to length 1, a centre, in place: zeros as yet."""
-    assert isinstance(model.get_submodule(name), UnitLinear)
-    layer = _replace(model, name, CentredLinear)
-    layer.register_buffer("centre", torch.zeros(layer.in_features, device=layer.weight.device))
-    return layer
-
-
-def _replace(model: nn.Module, name: str, kind: type[Layer]) -> Layer:
-    """A layer of another kind with the same parameters, in the same place."""
+    """Makes the classifier scale what it is given to length 1, in place; its weights stay, and its centre is zeros."""
     old, (parent, _, last) = model.get_submodule(name), name.rpartition(".")
-    assert isinstance(old, nn.Linear)
-    new = kind(old.in_features, old.out_features, old.bias is not None, device="meta")
+    if type(old) is not nn.Linear:
+        kind = f"{type(old).__name__} at {name!r}"
+        raise InputError(f"model.features needs a plain linear classifier, not {kind}. Take --set model.features=raw.")
+    new = UnitLinear(old.in_features, old.out_features, old.bias is not None, device="meta")
     new.weight, new.bias = old.weight, old.bias
+    new.centre = torch.zeros(old.in_features, device=old.weight.device)
     setattr(model.get_submodule(parent), last, new.train(old.training))
-    return new
+
+
+@torch.no_grad()
+def centre_features(model: nn.Module, name: str, textures: torch.Tensor) -> None:
+    """Sets the centre of the classifier to the mean of features over textures, in place, where the network has batch
+    normalisations; else it stays.
+
+    They normalise by the textures' own statistics for that: so each channel has the mean and spread that it had on the
+    images that made the weights. By the statistics of those images textures would look like no image of them.
+    """
+    seen = copy.deepcopy(model).eval()
+    norms = [module for module in seen.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    for norm in norms:
+        norm.running_mean = norm.running_var = None
+    features = _given_to(seen, name, textures) if norms else None
+    if features is not None:
+        model.get_submodule(name).get_buffer("centre").copy_(F.normalize(features).mean(0))
+
+
+def _given_to(model: nn.Module, name: str, images: torch.Tensor) -> torch.Tensor | None:
+    """What a layer is given last while a network sees images; None: it is not called."""
+    seen: list[torch.Tensor] = []
+
+    def keep(_: nn.Module, given: tuple[torch.Tensor, ...], named: dict[str, torch.Tensor]) -> None:
+        seen.append(given[0] if given else named["input"])
+
+    with model.get_submodule(name).register_forward_pre_hook(keep, with_kwargs=True):
+        model(images)
+    return seen[-1] if seen else None
 
 
 def classifier_of(model: nn.Module, name: str) -> Classifier:
@@ -160,7 +172,7 @@ def classifier_of(model: nn.Module, name: str) -> Classifier:
 
 class Backbone(nn.Module):
     """A network without its classifier: from images to the features that the classifier multiplies,
-    of length 1 where it makes them so, and not centred. Always in evaluation mode.
+    as the classifier scales them. Always in evaluation mode.
 
     Raises:
         InputError: If the classifier is not the last thing that the network does.
@@ -216,20 +228,12 @@ class Backbone(nn.Module):
         return torch.equal(one.nan_to_num(), other.nan_to_num()) and all(map(torch.allclose, grads, others))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        seen: list[torch.Tensor] = []
-        layer = self._model.get_submodule(self._name)
-
-        def keep(_: nn.Module, given: tuple[torch.Tensor, ...], named: dict[str, torch.Tensor]) -> None:
-            seen.append(given[0] if given else named["input"])
-
-        was_training = self._model.training
-        self._model.eval()
-        with layer.register_forward_pre_hook(keep, with_kwargs=True):
-            self._model(images)
+        layer, was_training = self._model.get_submodule(self._name), self._model.training
+        features = _given_to(self._model.eval(), self._name, images)
         self._model.train(was_training)
-        if not seen:
+        if features is None:
             raise InputError(
                 f"layer {self._name!r}, the last with an output for each class, is not called by this model's forward "
                 "pass, so it is no classifier. Give model.trainable as patterns of parameter names."
             )
-        return F.normalize(seen[-1]) if isinstance(layer, UnitLinear) else seen[-1]
+        return layer.scaled(features) if isinstance(layer, UnitLinear) else features

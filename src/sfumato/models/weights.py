@@ -49,8 +49,7 @@ class Fitted:
             what they were built with.
         not_used: Tensors of the weights that the network lacks.
         adapted: Tensors of the weights that were made for other channels or another image size (`_adapted`).
-        new_classifier: Whether the classifier is of other classes or of features less a centre, and was made anew,
-            as zeros.
+        new_classifier: Whether the classifier is of other classes or features, and was made anew, as zeros.
     """
 
     not_given: list[str]
@@ -143,7 +142,7 @@ def fit(model: nn.Module, weights: Weights, classifier: str | None) -> Fitted:
         model: The network.
         weights: What to copy.
         classifier: Name of the network's classifier, which is set to zero where the weights' is for
-            other classes or has a centre of its own (`model.features`); None where it has none.
+            other classes or features (`model.features`: with a centre, or without); None where it has none.
 
     Raises:
         InputError: If nothing fits, or a tensor holds no finite numbers of the model's kind.
@@ -155,7 +154,8 @@ def fit(model: nn.Module, weights: Weights, classifier: str | None) -> Fitted:
     given |= (adapted := {name: value for name, value in changed.items() if value is not None})
     found = {name for name, value in own.items() if name in given and given[name].shape == value.shape}
     head = {name for name in own if classifier is not None and name.startswith(f"{classifier}.")}
-    new_classifier = bool(head) and (not head <= found or f"{classifier}.centre" in given)
+    given_head = {name for name in given if classifier is not None and name.startswith(f"{classifier}.")}
+    new_classifier = bool(head) and not given_head <= head <= found
     if new_classifier:
         found -= head
     if not found - head:

@@ -8,9 +8,8 @@ import dataclasses
 import math
 from typing import Any
 
-from sfumato.config import FilledPrivacy, FilledRecipe, ModelConfig, Recipe
+from sfumato.config import FilledRecipe, Recipe
 from sfumato.data.catalogue import Facts
-from sfumato.planning import classifiers
 
 DEFAULT_STEPS = 150
 ADAM = {"beta1": 0.9, "beta2": 0.999, "adam_epsilon": 1e-8}
@@ -55,7 +54,6 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
     """
     filling, n = _Filling(recipe), facts.num_examples
     values, choose = filling.values, filling.choose
-    classifiers.fill_in(recipe, values, choose)
     if recipe.data.name == "folder":
         why = "small images keep training fast and private; state a larger size if details matter"
         choose("data.image_size", facts.image_size, why)
@@ -65,14 +63,8 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
     _fill_in_views(filling, facts.image_size)
     if recipe.privacy is not None:
         choose("privacy.delta", delta_default(n), f"the largest power of ten up to 1/(10 N) = 1/{10 * n}")
-        privacy = FilledPrivacy.model_validate(values["privacy"])
-        plain = _on_features(values) and values["augmentation"]["kind"] == "none"
-        if plain and classifiers.centre_by_default(recipe, privacy, n):
-            choose("model.features", "centred", "less their mean, which is released first: N epsilon is 1000 or more")
     if values["model"]["features"] is None:
         values["model"]["features"] = "unit" if values["model"]["trainable"] == "classifier" else "raw"
-    if recipe.privacy is not None:
-        classifiers.fill_in_first_release(ModelConfig.model_validate(values["model"]), privacy, choose)
     solved = _solved_quantity(values)
     if _on_features(values):
         _fill_in_on_features(filling, n, solved)

@@ -140,7 +140,6 @@ def _with_canaries(recipe: Recipe, facts: Facts) -> Facts:
     for why_not, text in (
         (privacy is None, "is to try the claim of a private run, and this recipe has no [privacy] section"),
         (of_persons, "is for an epsilon of one image: canaries belong to no person (data.group_by, privacy.unit)"),
-        (recipe.model.releases_first, 'is for training by updates alone, not for model.features = "centred"'),
         (
             selection_of(privacy) is not None,
             "does not fit privacy.selected_from: which run is published would depend on the canaries' coins",
@@ -172,11 +171,11 @@ def _drawn(recipe: Recipe, facts: Facts) -> tuple[Recipe, Facts, list[Choice]]:
         return recipe, facts, []
     with_views = bool(recipe.augmentation.augmult) or recipe.augmentation.kind not in (None, "none")
     nobody_says = facts.num_people is None
-    drawn, limit, adds_up = privacy.person_sampling, privacy.max_images_per_person or 0, recipe.model.releases_first
+    drawn, limit = privacy.person_sampling, privacy.max_images_per_person or 0
     choices = []
     if drawn is None:
-        drawn = "images" if with_views or nobody_says or adds_up else "persons"
-        why = "views, sums of all images, or nobody says who is who"
+        drawn = "images" if with_views or nobody_says else "persons"
+        why = "views, or nobody says who is who"
         why = "far less noise for the same epsilon" if drawn == "persons" else why
         choices.append(Choice("privacy.person_sampling", drawn, why))
         recipe = recipe.model_copy(update={"privacy": privacy.model_copy(update={"person_sampling": drawn})})
@@ -188,7 +187,6 @@ def _drawn(recipe: Recipe, facts: Facts) -> tuple[Recipe, Facts, list[Choice]]:
     if drawn == "images":
         return recipe, facts, choices
     for is_so, text in (
-        (adds_up, 'does not fit model.features = "centred", which adds up images one by one. Draw images'),
         (nobody_says, "needs to know whose each image is. Give data.group_by, for a folder"),
         (with_views, "takes each image as it is. Leave augmentation out, or draw images"),
         (limit > MOST_IMAGES_TOGETHER, f"takes at most {MOST_IMAGES_TOGETHER} images of each person, not {limit}"),
@@ -309,7 +307,7 @@ def resolve_without_privacy(recipe: Recipe, facts: Facts) -> Plan:
     ordinary = plan.recipe.model_copy(update=values)
     return Plan(
         ordinary,
-        plan.mechanism.replace(noise_multiplier=0.0, sampling="shuffled", first_release_noise=None),
+        plan.mechanism.replace(noise_multiplier=0.0, sampling="shuffled"),
         ORDINARY,
         choices,
         _warnings_of_numbers(ordinary, facts.num_examples),

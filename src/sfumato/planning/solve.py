@@ -30,7 +30,6 @@ class Budget:
         accountant: Whose epsilon is held to the target.
         selection: How the run is selected from others, which epsilon then covers.
         images_per_unit: Whose epsilon it is: of one image, or of all of a person's.
-        first_release_noise: Of the release before the steps; None: there is none.
     """
 
     num_examples: int
@@ -42,7 +41,6 @@ class Budget:
     accountant: Accountant = "pld"
     selection: Selection | None = None
     images_per_unit: int = 1
-    first_release_noise: float | None = None
 
     @property
     def open(self) -> list[Unknown]:
@@ -52,7 +50,7 @@ class Budget:
     def mechanism(self, **numbers: float) -> Mechanism:
         """The Poisson-sampled mechanism of its numbers, with these in place of those left out, or of others."""
         own = pick(self, *_ANY)
-        return Mechanism(self.num_examples, **(own | numbers), **pick(self, "images_per_unit", "first_release_noise"))
+        return Mechanism(self.num_examples, **(own | numbers), images_per_unit=self.images_per_unit)
 
 
 def selection_of(privacy: PrivacyConfig | None) -> Selection | None:
@@ -69,8 +67,7 @@ def budget_of(recipe: FilledRecipe, num_examples: int) -> Budget:
     return Budget(
         num_examples=num_examples,
         selection=selection_of(privacy),
-        **pick(privacy, "delta", "target_epsilon", "noise_multiplier", "accountant"),
-        **pick(privacy, "images_per_unit", "first_release_noise"),
+        **pick(privacy, "delta", "target_epsilon", "noise_multiplier", "accountant", "images_per_unit"),
         **pick(recipe.training, "batch_size", "num_steps"),
     )
 

@@ -45,7 +45,6 @@ def _mechanism(certificate: Certificate) -> Mechanism:
         certificate.noise_multiplier,
         certificate.num_steps,
         images_per_unit=(certificate.max_images_per_person or 1) if of_images else 1,
-        first_release_noise=certificate.first_release_noise,
     )
 
 

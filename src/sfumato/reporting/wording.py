@@ -149,12 +149,6 @@ def _mechanism(certificate: Certificate) -> list[Term]:
     if certificate.clipping_norm is not None:
         bound = f"The bound on each {one}'s gradient, which limits what it can contribute.{of_persons}"
         rows.append(("Clipping norm", formats.quantity(certificate.clipping_norm), bound))
-    if certificate.first_release_noise is not None:
-        released = (
-            f"Before the steps, the mean of the features of all {examples} images was released once; the noise is in "
-            "units of what one image can contribute. Epsilon covers both."
-        )
-        rows.append(("Noise of the first release", formats.quantity(certificate.first_release_noise), released))
     return rows
 
 

@@ -34,7 +34,6 @@ class RunLine(Record):
     Attributes:
         run_id: 128 random bits; public.
         unit: Of privacy; None of a run that claims nothing.
-        first_release_noise: Of a release of all examples before update 1; None: there is none.
         delta: None where nothing is claimed.
         recipe_sha256: Of every key that decides what is released; None: a loop of one's own.
     """
@@ -49,7 +48,6 @@ class RunLine(Record):
     num_steps: int
     sampling: Sampling
     images_per_unit: int
-    first_release_noise: float | None
     clipping_norm: float | None
     delta: float | None
     recipe_sha256: str | None
@@ -64,14 +62,13 @@ class ReleaseLine(Record):
     """One release.
 
     Attributes:
-        kind: An update; or the "first release", of all examples, which is number 0.
         release: From 1, without gaps, whatever was lost.
         step: The update of the model that it is: lower than `release` where updates were lost.
         launch, launch_id: Which start of the run made it. None in a run selected from several, where starts would tell
             how many there were.
     """
 
-    kind: Literal["release", "first release"]
+    kind: Literal["release"] = "release"
     release: Annotated[int, Field(ge=0)]
     step: Annotated[int, Field(ge=0)]
     launch: int | None
@@ -94,13 +91,9 @@ class Lines:
         return 1 + len(self.releases)
 
     @property
-    def has_first_release(self) -> bool:
-        return bool(self.releases) and self.releases[0].kind == "first release"
-
-    @property
     def num_releases(self) -> int:
         """Updates that count."""
-        return len(self.releases) - self.has_first_release
+        return len(self.releases)
 
 
 def new_run_line(mechanism: Mechanism, **stated: Any) -> RunLine:
@@ -129,14 +122,8 @@ def parse(content: bytes, path: Path) -> Lines:
         raise InputError(
             f"{path} is no whole ledger of this version, so what was spent is not known. Restore it from a copy."
         ) from None
-    has_first, kinds = found.has_first_release, [line.kind for line in found.releases]
-    numbers = range(0 if has_first else 1, found.num_releases + 1)
-    if (
-        [line.release for line in found.releases] != list(numbers)
-        or "first release" in kinds[1:]
-        or (has_first and found.run.first_release_noise is None and found.run.unit is not None)
-        or found.num_releases > num_steps
-    ):
+    numbers = [line.release for line in found.releases]
+    if numbers != list(range(1, found.num_releases + 1)) or found.num_releases > num_steps:
         raise InputError(
             f"{path} does not count from 1 up to at most {num_steps}, its plan, so what was spent is not known. "
             "Restore it from a copy."
@@ -197,7 +184,7 @@ class Ledger:
             sync_folder(self.path.parent)
             self.lines = Lines(run, [])
 
-    def append(self, step: int, kind: Literal["release", "first release"] = "release") -> None:
+    def append(self, step: int) -> None:
         """Counts a release. Only once this has returned may its noise be drawn.
 
         Args:
@@ -207,8 +194,8 @@ class Ledger:
             MachineError: If it cannot be written, the plan has no release left, or something else wrote there; this
                 process then counts no more.
         """
-        number = self.num_releases + 1 if kind == "release" else 0
-        line = ReleaseLine(kind=kind, release=number, step=step, **self._launch)
+        number = self.num_releases + 1
+        line = ReleaseLine(release=number, step=step, **self._launch)
         # Whether a line whose writing failed is whole on disk is not known: the next start will see.
         with self.closed_on_error(), machine_faults(self.path):
             if number > self.lines.run.num_steps:

@@ -73,7 +73,6 @@ class Counted(Guarantee):
 
     Attributes:
         num_steps: The plan; `epsilon` is that of the whole plan, whenever the run ends.
-        first_release_noise: Noise of the release of all examples before the updates; None: there is none.
         num_lost: Updates that were released and that a crash cost the model: they count.
         num_applied: Updates that the model has.
         epsilon_so_far: Of what was released, if an end right then had been planned; None where nothing is claimed, and
@@ -86,7 +85,6 @@ class Counted(Guarantee):
     batch_size: int
     num_examples: int
     num_steps: int
-    first_release_noise: float | None = None
     num_lost: int
     num_applied: int
     epsilon_so_far: float | None

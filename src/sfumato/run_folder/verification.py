@@ -74,7 +74,7 @@ def _plan_of(recipe: config.ResolvedRecipe, public: PublicInputs, lines: ledger.
     if recipe.privacy is not None:
         planned = planned.replace(
             batch_size=min(recipe.training.batch_size, planned.num_examples),
-            **pick(recipe.privacy, "noise_multiplier", "sampling", "images_per_unit", "first_release_noise"),
+            **pick(recipe.privacy, "noise_multiplier", "sampling", "images_per_unit"),
         )
     return Plan(recipe, planned, why_not_private(recipe, planned))
 

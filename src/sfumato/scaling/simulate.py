@@ -11,7 +11,6 @@ from sfumato.config import Recipe, ResolvedRecipe, parse_resolved
 from sfumato.data import loading
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
-from sfumato.planning.classifiers import refuse_other_than_updates, with_updates_alone
 from sfumato.planning.resolve import resolve
 from sfumato.recipes import recipe_of
 from sfumato.reporting.page import write_report
@@ -35,7 +34,6 @@ def simulated(recipe: ResolvedRecipe, batch_size: int, seed: int) -> ResolvedRec
     Raises:
         InputError: If the recipe has no noise to scale, or the batch is not smaller than its own.
     """
-    refuse_other_than_updates(recipe.model, "simulate")
     privacy, whole = recipe.budget, recipe.training.batch_size
     if not privacy.noise_multiplier:
         raise InputError("a simulation scales the noise with the batch, but this recipe has none. Give --epsilon E.")
@@ -94,7 +92,7 @@ def simulate(
         InputError: As `simulated`, or if seeds are repeated.
         MachineError, Interrupted: See `sfumato.training.loop.train`.
     """
-    parsed = with_updates_alone(recipe_of(recipe, settings), "simulate")
+    parsed = recipe_of(recipe, settings)
     parsed.model.refuse_missing_weights()  # before any image is read
     with watching(progress) as watched:
         root = None if data_root is None else Path(data_root)

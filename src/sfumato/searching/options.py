@@ -10,7 +10,6 @@ from sfumato.config import DataConfig, Recipe, ResolvedRecipe, parse
 from sfumato.data import loading
 from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
-from sfumato.planning.classifiers import with_updates_alone
 from sfumato.recipes import recipe_of
 from sfumato.run_folder.files import refuse_among_images
 from sfumato.searching.space import Space, paper_space, read_space
@@ -75,7 +74,7 @@ class SearchOptions:
             raise InputError(f"--data {self.data} are the private images themselves. Name public ones.")
         refuse_among_images(Path(self.output), parsed.data, self.root)
         parsed.model.refuse_missing_weights()
-        return with_updates_alone(parsed, "search")
+        return parsed
 
     def space_for(self, recipe: ResolvedRecipe) -> Space:
         """What may be changed."""

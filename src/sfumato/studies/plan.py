@@ -13,7 +13,6 @@ from sfumato.data import loading
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError, naming
 from sfumato.json_record import pick
-from sfumato.planning.classifiers import with_updates_alone
 from sfumato.planning.resolve import Plan, resolve
 from sfumato.randomness import digest
 from sfumato.recipes import recipe_of
@@ -187,8 +186,6 @@ def _resolved(asked: Recipe, settings: Settings, options: SweepOptions, known: d
     """A cell; ``known`` keeps the facts of data that several cells have."""
     with naming(f"the cell {in_words(settings)} cannot be"):
         recipe = recipe_of(asked, {**settings, **({"run.seed": 0} if options.paired else {})})
-        if recipe.privacy is not None:  # what a first release costs is not counted
-            recipe = with_updates_alone(recipe, "sweep")
         identity = images_of(recipe)
         if identity not in known:
             known[identity] = loading.list_for(recipe, options.root, options.report).facts

@@ -19,12 +19,9 @@ from sfumato.data.views import People, Views
 from sfumato.errors import InputError, refusing
 from sfumato.evaluation.scores import Objective, require_rows_apart
 from sfumato.json_record import pick
-from sfumato.models.layers import CentredLinear, centred
 from sfumato.models.weights import Weights
 from sfumato.planning.resolve import Plan
-from sfumato.randomness import Stream
 from sfumato.training.features import features_of
-from sfumato.training.first_release import MeanFeatures
 from sfumato.training.network import Network
 from sfumato.training.process import keep_freed_memory
 from sfumato.training.state import State
@@ -63,7 +60,6 @@ class Learner:
         source: What updates draw from; from `initialise` on.
         update: How an update is computed: clipped, or ordinary.
         state: What an update changes.
-        first_release: What is released once before update 1; None: nothing.
         engine, methods, microbatch_size, num_workers: How gradients are computed.
     """
 
@@ -71,8 +67,6 @@ class Learner:
     update: PrivateStep | OrdinaryStep
     state: State
     methods: dict[str, str]
-    first_release: MeanFeatures | None = None
-    _centred: CentredLinear
 
     def __init__(
         self,
@@ -101,8 +95,6 @@ class Learner:
             report("warning: the model ends in a softmax, and the loss has one: it would learn little. Leave it out")
         trainable = (value for value in self.network.model.parameters() if value.requires_grad)
         self.num_parameters = sum(value.numel() for value in trainable)
-        if recipe.model.features == "centred":
-            self.first_release = MeanFeatures(plan.mechanism, device)
         if recipe.privacy is None:
             self._prepare_ordinary(speed)
         else:  # all before the run folder is made: a model that is refused leaves nothing behind
@@ -163,13 +155,9 @@ class Learner:
         else:  # features are of the network that the run began with
             self.network.load(state["model"])
         self.source = self._source(took_part)
-        if self.first_release is not None:
-            self._centred = self.network.centred()
         self.state = State(self.network.model, self._plan.recipe)
         if state is not None:
             self.state.load_state_dict(state)
-        if self.first_release is not None and not self.lacks_first_release:
-            self._centre_features()
 
     def _source(self, took_part: np.ndarray | None) -> Source:
         recipe, dataset = self._plan.recipe, self._dataset
@@ -192,24 +180,6 @@ class Learner:
         found = features_of(self.network.backbone, images, self._device, self._report)
         self.network.model.train()
         return found
-
-    @property
-    def lacks_first_release(self) -> bool:
-        """Whether what is released before the updates is not at hand."""
-        return self.first_release is not None and not self._centred.centre.any()
-
-    def take_first_release(self, sums: dict[str, torch.Tensor], noise: Stream) -> None:
-        """From here on features are centred by what is released of the first sums."""
-        assert self.first_release is not None
-        self._centred.centre.copy_(self.first_release.release(sums, noise))
-        self._centre_features()
-
-    def _centre_features(self) -> None:
-        """Takes the centre off all features, in their own memory, once."""
-        centre = self._centred.centre
-        for features in (self.source.train, self.source.held_out):
-            assert isinstance(features, FeatureSet)
-            features.replace(lambda rows: centred(rows, centre.to(rows.device)))
 
     def collect(self, randomness: Randomness, release: int) -> tuple[dict[str, torch.Tensor], Statistics]:
         """What the gradients of one update add up to; in a private run nobody may see it."""

@@ -201,7 +201,6 @@ class _Run:
         """Takes every update that is left, evaluates, and writes what a finished run leaves."""
         self._write_certificate()
         with watch_for_interrupts() as interrupted, self._kept_when_the_disk_fails():
-            self._release_first()
             scores = self._take_updates(interrupted)
         return self._complete(scores)
 
@@ -279,23 +278,6 @@ class _Run:
         )
         self.metrics_private.append(noted)
         self.logs.log(noted)
-
-    def _release_first(self) -> None:
-        """What is released of all examples before update 1, where there is such a thing: number 0 of the ledger."""
-        learner = self.learner
-        if learner.first_release is None or not learner.lacks_first_release:
-            return
-        if self.ledger.lines.releases:
-            self.progress.message(
-                "the mean of features was released in a start that was cut short, and is lost: going on without it"
-            )
-            return
-        with self._timed("gradient"):
-            sums = learner.first_release.collect(learner.source.train)
-        with self._timed("ledger"):  # on disk before any noise is drawn
-            self.ledger.append(0, "first release")
-        learner.take_first_release(sums, self.draws.noise(0))
-        self._checkpoint()
 
     @functools.cached_property
     def _curve(self) -> Callable[[int], float | None]:

@@ -9,7 +9,7 @@ from sfumato.clipping.microbatch import count_saved
 from sfumato.data.examples import Dataset
 from sfumato.errors import InputError, refusing
 from sfumato.models import registry
-from sfumato.models.layers import CentredLinear
+from sfumato.models.textures import textures_for
 from sfumato.models.trainable import (
     Backbone,
     centre_features,
@@ -70,16 +70,20 @@ class Network:
             trust=self._trust,
         )
         _refuse_other_state(model)
+        if recipe.model.features == "unit":
+            scale_features(model, named_classifier(model, self._num_classes))
         if self._weights is not None:
-            self.fitted = fit(model, self._weights, classifier_name(model, self._num_classes))
+            classifier = classifier_name(model, self._num_classes)
+            self.fitted = fit(model, self._weights, classifier)
             if recipe.model.fix and any(name.endswith("running_mean") for name in self.fitted.not_used):
                 raise InputError(
                     "model.fix replaces the batch normalisation that the weights were made with, so they would compute "
                     "something else. Leave model.fix out: with given weights its statistics are frozen."
                 )
+            if recipe.model.features == "unit" and self.fitted.new_classifier and classifier is not None:
+                with refusing(f"the model fails on images of shape {self._shape}", _SHAPE, Exception):
+                    centre_features(model, classifier, textures_for(image_size, channels))
             freeze_statistics(model)
-        if recipe.model.features != "raw":
-            scale_features(model, named_classifier(model, self._num_classes))
         select_trainable(model, recipe.model.trainable, self._num_classes)
         self._refuse_what_stays_random(model)
         return model
@@ -99,7 +103,7 @@ class Network:
         self.model.load_state_dict(self._build(seed=word >> 1).state_dict())
 
     def load(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Takes the tensors of a checkpoint, but for a centre, which has no place here yet.
+        """Takes the tensors of a checkpoint.
 
         Raises:
             InputError: If the network is another one than when they were written.
@@ -112,10 +116,6 @@ class Network:
                 "Give it as it was, or start a new run with another --output; the epsilons of both add up."
             )
         self.model.load_state_dict(tensors, strict=False)
-
-    def centred(self) -> CentredLinear:
-        """The classifier, from here on with a centre that is taken off its features."""
-        return centre_features(self.model, named_classifier(self.model, self._num_classes))
 
     def blank(self, rows: int = 1) -> torch.Tensor:
         """Blank images as the whole takes them."""

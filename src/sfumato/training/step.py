@@ -257,5 +257,5 @@ class Draws:
         return draw(self._mechanism, indices, self._views, view, model)
 
     def noise(self, release: int) -> Stream:
-        """The stream of an update's noise: of the first release, number 0. Asked for once it is on the ledger."""
+        """The stream of an update's noise. Asked for once it is on the ledger."""
         return self._streams.stream("noise", release)
