@@ -10,14 +10,14 @@ from torch.nn import functional as F
 from sfumato import config, load
 from sfumato.evaluation.trained import load as load_trained
 from sfumato.models import build
-from sfumato.models.dictionary import Dictionary
+from sfumato.models.dictionary import Dictionary, windows
 from sfumato.models.fixed import textures_for
 from sfumato.models.textures import dead_leaves
 from sfumato.training.trainer import train
 from tests.data.conftest import cache_home  # noqa: F401  (a fixture for all)
 
 TEXTURES = [-0.01617716, 0.48459768]
-KERNELS = [0.05971054, -0.03201065]
+KERNELS = [0.1420, 0.0315]
 NAMES = ("scattering", "dictionary", "scattering+dictionary")
 
 
@@ -33,23 +33,41 @@ def test_textures_and_dictionary_are_the_same_on_every_machine():
     """What is drawn is pinned by NumPy; the rest is continuous in it, so machines differ by rounding alone."""
     images = dead_leaves(2, 8, 3)
     np.testing.assert_allclose(images[[0, 1], [0, 2], [0, 7], [0, 7]], TEXTURES, rtol=1e-5)
-    kernels = Dictionary(3).kernels
-    np.testing.assert_allclose(kernels[[0, 799], [0, 2], [0, 5], [0, 5]], KERNELS, rtol=1e-3, atol=1e-5)
+    kernels = Dictionary(8, 3).kernels
+    np.testing.assert_allclose(kernels[[0, 799], [0, 2], [0, 7], [0, 7]], KERNELS, rtol=1e-3, atol=1e-5)
 
 
 def test_a_dictionary_is_what_each_patch_by_itself_gives():
-    part, images = Dictionary(3).double(), torch.randn(2, 3, 12, 12, dtype=torch.float64)
-    patches = F.unfold(images, 6).transpose(1, 2)
+    part, images = Dictionary(32, 3).double(), torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    patches = F.unfold(images, 8, stride=2).transpose(1, 2)
     spread = (patches.var(2, correction=0, keepdim=True) + 0.05).sqrt()
     contrast = (patches - patches.mean(2, keepdim=True)) / spread
-    similar = (contrast @ part.kernels.flatten(1).T - part.offset.flatten()).transpose(1, 2).view(2, 800, 7, 7)
-    maps = torch.cat([(similar - 0.5).clamp(min=0), (-similar - 0.5).clamp(min=0)], 1)
-    torch.testing.assert_close(part(images), F.adaptive_avg_pool2d(maps, 2).sqrt())
+    similar = (contrast @ part.kernels.flatten(1).T - part.offset.flatten()).transpose(1, 2).view(2, 800, 13, 13)
+    maps = torch.cat([(similar - 1).clamp(min=0), (-similar - 1).clamp(min=0)], 1)
+    torch.testing.assert_close(part(images), F.adaptive_avg_pool2d(maps, 4).sqrt())
+
+
+@pytest.mark.parametrize("size", [8, 10, 28, 33])
+def test_windows_are_means_that_reach_every_place(size):
+    maps = torch.randn(1, 1, size, size, dtype=torch.float64)
+    for places in range(1, 5):
+        each = torch.from_numpy(windows(size, places))
+        torch.testing.assert_close(each.T @ maps @ each, F.adaptive_avg_pool2d(maps, places))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("size", "channels"), [(32, 3), (28, 1), (8, 1)])
+def test_a_mirror_image_has_the_same_features_if_asked_for(name, size, channels):
+    images = torch.randn(3, channels, size, size)
+    plain, mirrored = network(name, size, channels), network(name, size, channels, mirror=True)
+    for each in (mirrored.parts, plain.parts):
+        is_same = all(torch.allclose(part(images), part(images.flip(3)), atol=1e-5) for part in each)
+        assert is_same == (each is mirrored.parts)
 
 
 def test_large_images_are_seen_as_small_ones_by_a_dictionary():
-    part, images = Dictionary(1), torch.randn(2, 1, 40, 40)
-    torch.testing.assert_close(part(images.repeat_interleave(2, 2).repeat_interleave(2, 3)), part(images))
+    small, large, images = Dictionary(40, 1), Dictionary(80, 1), torch.randn(2, 1, 40, 40)
+    torch.testing.assert_close(large(images.repeat_interleave(2, 2).repeat_interleave(2, 3)), small(images))
 
 
 @pytest.mark.parametrize("name", NAMES)

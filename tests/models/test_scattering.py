@@ -10,11 +10,11 @@ from sfumato.models.scattering import Scattering
 rng = np.random.default_rng(0)
 
 
-def gabor(size, sigma, theta, frequency, slant):
-    """As kymatio has it: complex, on a torus of that size."""
+def gabor(size, sigma, theta, frequency, slant, middle):
+    """As kymatio has it, about the middle of as many pixels: complex, on a torus of that size."""
     turn = np.array([[np.cos(theta), -np.sin(theta)], [np.sin(theta), np.cos(theta)]])
     curve = turn @ np.diag([1, slant**2]) @ turn.T / (2 * sigma**2)
-    x, y = np.mgrid[-2 * size : 2 * size, -2 * size : 2 * size]
+    x, y = np.mgrid[-2 * size : 2 * size, -2 * size : 2 * size] + (middle - 1) / 2
     form = curve[0, 0] * x * x + 2 * curve[0, 1] * x * y + curve[1, 1] * y * y
     values = np.exp(-form + 1j * frequency * (x * np.cos(theta) + y * np.sin(theta)))
     return values.reshape(4, size, 4, size).sum((0, 2)) * slant / (2 * np.pi * sigma**2)
@@ -32,11 +32,11 @@ def by_fft(images, J):
         size, sigma, frequency = maps.shape[-1], 0.8 * 2**scale, 0.75 * np.pi / 2**scale
         for number in range(8):
             theta = np.pi * (3 - number) / 8
-            wave, gauss = gabor(size, sigma, theta, frequency, 0.5), gabor(size, sigma, theta, 0, 0.5)
+            wave, gauss = (gabor(size, sigma, theta, each, 0.5, 2**scale) for each in (frequency, 0))
             yield np.abs(convolved(maps, wave - gauss * (wave.sum() / gauss.sum()), 2**scale))
 
     def averaged(maps, scale):
-        gauss = gabor(maps.shape[-1], 0.8 * 2 ** (J - 1 - scale), 0, 0, 1)
+        gauss = gabor(maps.shape[-1], 0.8 * 2 ** (J - 1 - scale), 0, 0, 1, 2 ** (J - scale))
         return convolved(maps, gauss / gauss.sum(), 2 ** (J - scale)).real[..., 1:-1, 1:-1]
 
     first = [[(scale, each) for each in moduli(padded, scale)] for scale in range(J)]
@@ -80,10 +80,17 @@ def test_features_move_with_the_image_and_hardly_by_less_than_their_grid():
     assert distance(maps, by_one) < 0.5 * distance(images, images.roll(1, 3))
 
 
+@pytest.mark.parametrize(("size", "J"), [(32, 2), (16, 3), (28, 2)])
+def test_a_mirror_image_has_the_same_features_elsewhere(size, J):
+    images, network = torch.randn(2, 1, size, size), Scattering(size, J)
+    expected = network(images)[:, network.mirrored].flip(3)
+    torch.testing.assert_close(network(images.flip(3)), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_turning_an_image_turns_the_angles():
-    images, network = in_the_middle(), Scattering(64)
-    turned = network(torch.rot90(images, 1, (2, 3)).roll(1, 2))  # about a place of the grid
-    maps = torch.rot90(network(images), 1, (2, 3)).roll(1, 2)[0]
+    images, network = torch.randn(1, 1, 32, 32), Scattering(32)
+    turned = network(torch.rot90(images, 1, (2, 3)))
+    maps = torch.rot90(network(images), 1, (2, 3))[0]
     angles = (torch.arange(8) + 4) % 8
     paths = [maps[:1], maps[1:9][angles], maps[9:17][angles], maps[17:].unflatten(0, (8, 8))[angles][:, angles]]
     expected = torch.cat([path.flatten(0, -3) for path in paths])

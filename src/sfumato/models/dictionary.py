@@ -11,65 +11,88 @@ from torch.nn import functional as F
 
 from sfumato.models.textures import dead_leaves
 
-COUNT, PATCH = 800, 6
+COUNT, PATCH = 800, 8
 """K, and height and width of a patch in pixels."""
+_STRIDE = 2
+_PLACES = 4
+"""Windows that averages are over, of each side."""
 _TEXTURES, _PATCHES = 250, 40
 """Textures, and patches of each, by which patches are whitened."""
 _FLAT = 0.05
 """Added to a patch's variance, for images of about unit spread: what varies less counts as flat."""
 _RIDGE = 0.1
 """Added to the variances that whitening divides by."""
-_THRESHOLD = 0.5
+_THRESHOLD = 1.0
 _SIZE = 32
 """Of textures in pixels; images of twice that or more are averaged down."""
 
 
 class Dictionary(nn.Module):
-    """How far the patches of each quarter of an image point to each of K patches, or away from it.
+    """How far the patches of each part of an image point to each of K patches, or away from it.
 
-    A patch less its mean, over its spread, is whitened; of its product with a patch of the dictionary what is beyond
-    a threshold counts, by its sign, averaged over each quarter of the image; then the root.
+    A patch, every second one, less its mean, over its spread, is whitened; of its product with a patch of the
+    dictionary what is beyond a threshold counts, by its sign, averaged over each of 4 x 4 windows; then the root. The
+    second half of the dictionary are the mirror images of the first.
 
     Args:
+        image_size: Height and width in pixels, at least 8.
         channels: Of the images.
 
+    Attributes:
+        mirrored: Of each of 2 K maps that which is its mirror image for the mirror image; exact for even sizes.
+
     Shape:
-        (rows, channels, image_size, image_size) -> (rows, 2 K, 2, 2)
+        (rows, channels, image_size, image_size) -> (rows, 2 K, 4, 4); fewer windows below 14 pixels
     """
 
     kernels: torch.Tensor
     offset: torch.Tensor
+    windows: torch.Tensor
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, image_size: int, channels: int) -> None:
         super().__init__()
         draw = np.random.RandomState(1)
         textures = dead_leaves(_TEXTURES, _SIZE, channels).astype(np.float64)
-        windows = np.lib.stride_tricks.sliding_window_view(textures, (PATCH, PATCH), (2, 3))
-        side = windows.shape[2]
+        patches_of = np.lib.stride_tricks.sliding_window_view(textures, (PATCH, PATCH), (2, 3))
+        side = patches_of.shape[2]
         image, row, column = (draw.randint(most, size=_TEXTURES * _PATCHES) for most in (_TEXTURES, side, side))
-        patches = windows[image, :, row, column].reshape(_TEXTURES * _PATCHES, -1)
+        patches = patches_of[image, :, row, column]
+        patches = np.concatenate([patches, patches[..., ::-1]])  # so that mirror images are whitened alike
+        patches = patches.reshape(len(patches), -1)
         patches = patches - patches.mean(1, keepdims=True)
         patches /= np.sqrt(patches.var(1, keepdims=True) + _FLAT)
         mean = patches.mean(0)
         values, vectors = np.linalg.eigh(np.cov(patches, rowvar=False))
         whitening = vectors / np.sqrt(values + _RIDGE) @ vectors.T
-        words = (patches[:COUNT] - mean) @ whitening
+        half, of_mirror_images = COUNT // 2, _TEXTURES * _PATCHES
+        words = np.concatenate([patches[:half], patches[of_mirror_images : of_mirror_images + half]])
+        words = (words - mean) @ whitening
         words /= np.linalg.norm(words, axis=1, keepdims=True)
         kernels = words @ whitening  # each adds up to 0, as patches do: no patch need be taken less its mean
         offset = kernels @ mean
         shape = (COUNT, channels, PATCH, PATCH)
         self.register_buffer("kernels", torch.tensor(kernels.reshape(shape), dtype=torch.float32))
         self.register_buffer("offset", torch.tensor(offset[:, None, None], dtype=torch.float32))
+        self._reduction = max(1, image_size // _SIZE)
+        side = (image_size // self._reduction - PATCH) // _STRIDE + 1
+        self.register_buffer("windows", torch.tensor(windows(side, min(_PLACES, side)), dtype=torch.float32))
+        self.mirrored = [first + (number + half) % COUNT for first in (0, COUNT) for number in range(COUNT)]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        images = F.avg_pool2d(images, max(1, images.shape[-1] // _SIZE))
-        similar = F.conv2d(images, self.kernels) / self._spread(images) - self.offset
+        images = F.avg_pool2d(images, self._reduction)
+        similar = F.conv2d(images, self.kernels, stride=_STRIDE) / self._spread(images) - self.offset
         beyond = F.softshrink(similar, _THRESHOLD)
-        half = -(-beyond.shape[-1] // 2)  # quarters of an odd side share their middle
-        signed, size = (F.avg_pool2d(each, half, beyond.shape[-1] - half) for each in (beyond, beyond.abs()))
+        signed, size = (self.windows.T @ (each @ self.windows) for each in (beyond, beyond.abs()))
         return torch.cat([size + signed, size - signed], 1).clamp(min=0).div(2).sqrt()  # one map of each sign
 
     def _spread(self, images: torch.Tensor) -> torch.Tensor:
         """Of each patch: (rows, 1, side, side)."""
-        mean, square = (F.avg_pool2d(each.mean(1, keepdim=True), PATCH, 1) for each in (images, images.square()))
+        mean, square = (F.avg_pool2d(each.mean(1, keepdim=True), PATCH, _STRIDE) for each in (images, images.square()))
         return ((square - mean.square()).clamp(min=0) + _FLAT).sqrt()
+
+
+def windows(size: int, places: int) -> np.ndarray:
+    """The mean over each of as many windows, which overlap by at most one: (size, places)."""
+    rows, place = np.arange(size)[:, None], np.arange(places)
+    inside = (rows >= place * size // places) & (rows < -(-(place + 1) * size // places))
+    return inside / inside.sum(0)

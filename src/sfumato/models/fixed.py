@@ -15,6 +15,8 @@ from sfumato.models.textures import textures_for
 
 _GROUP = 9
 """Maps of a scattering that are normalised together, where their number allows it."""
+_OPPONENT = F.normalize(torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, -1.0], [1.0, -2.0, 1.0]]))
+"""Light, and red against blue, and green against both: colours of photographs vary most in light."""
 
 
 class FromFormula(nn.Module):
@@ -67,24 +69,78 @@ class _Centred(nn.Module):
         return centred(self._unit(images), self.centre)
 
 
-def _scattering(image_size: int, channels: int, J: int) -> nn.Module:
+class _Mixed(nn.Module):
+    """Sums of maps: (rows, channels, ...) -> (rows, len(matrix), ...)."""
+
+    matrix: torch.Tensor
+
+    def __init__(self, matrix: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("matrix", matrix[:, :, None, None])
+
+    def forward(self, maps: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(maps, self.matrix)
+
+
+class _WithMirrorImage(nn.Module):
+    """The maps of an image and of its mirror image, added, of which half a map says all.
+
+    Args:
+        mirrored: Which map of an image is that of its mirror image, mirrored, in each block of as many maps.
+
+    Shape:
+        (rows, channels, side, side) -> (rows, channels, side, side / 2 rounded up)
+    """
+
+    def __init__(self, mirrored: Sequence[int]) -> None:
+        super().__init__()
+        self.mirrored = mirrored
+
+    def forward(self, maps: torch.Tensor) -> torch.Tensor:
+        other = maps.unflatten(1, (-1, len(self.mirrored)))[:, :, self.mirrored].flatten(1, 2).flip(3)
+        return (maps + other)[..., : (maps.shape[3] + 1) // 2]
+
+
+@torch.no_grad()
+def _whitening(maps: torch.Tensor) -> torch.Tensor:
+    """What brings the variances of maps, (m, channels, ...), half as near to each other: (channels, channels). With all
+    variances equal the noise of maps that hardly vary would be as loud as what images show.
+    """
+    rows = maps.double().transpose(0, 1).flatten(1)
+    rows = rows - rows.mean(1, keepdim=True)
+    values, vectors = torch.linalg.eigh(rows @ rows.T / rows.shape[1])
+    return (vectors * (values + values.mean()) ** -0.25 @ vectors.T).float()
+
+
+def _scattering(image_size: int, channels: int, J: int, mirror: bool) -> nn.Module:
     transform = Scattering(image_size, J)
     maps = channels * transform.num_maps
     groups = next(maps // size for size in range(_GROUP, 0, -1) if transform.num_maps % size == 0)
-    return nn.Sequential(transform, nn.GroupNorm(groups, maps, affine=False))
+    steps = [_Mixed(_OPPONENT)] if channels == len(_OPPONENT) else []
+    steps += [transform, *([_WithMirrorImage(transform.mirrored)] if mirror else [])]
+    steps += [nn.GroupNorm(groups, maps, affine=False)]
+    normalised = nn.Sequential(*steps)
+    return nn.Sequential(normalised, _Mixed(_whitening(normalised(textures_for(image_size, channels)))))
 
 
-def scattering(*, num_classes: int, image_size: int, channels: int, J: int = 2) -> nn.Module:
+def _dictionary(image_size: int, channels: int, mirror: bool) -> nn.Module:
+    part = Dictionary(image_size, channels)
+    return nn.Sequential(part, _WithMirrorImage(part.mirrored)) if mirror else part
+
+
+def scattering(*, num_classes: int, image_size: int, channels: int, J: int = 2, mirror: bool = False) -> nn.Module:
     """On wavelets (`models.scattering`)."""
-    return FromFormula([_scattering(image_size, channels, J)], num_classes, image_size, channels)
+    return FromFormula([_scattering(image_size, channels, J, mirror)], num_classes, image_size, channels)
 
 
-def dictionary(*, num_classes: int, image_size: int, channels: int) -> nn.Module:
+def dictionary(*, num_classes: int, image_size: int, channels: int, mirror: bool = False) -> nn.Module:
     """On patches of synthetic textures (`models.dictionary`)."""
-    return FromFormula([Dictionary(channels)], num_classes, image_size, channels)
+    return FromFormula([_dictionary(image_size, channels, mirror)], num_classes, image_size, channels)
 
 
-def scattering_and_dictionary(*, num_classes: int, image_size: int, channels: int, J: int = 2) -> nn.Module:
+def scattering_and_dictionary(
+    *, num_classes: int, image_size: int, channels: int, J: int = 2, mirror: bool = False
+) -> nn.Module:
     """On both, each of half the squared length."""
-    parts = [_scattering(image_size, channels, J), Dictionary(channels)]
+    parts = [_scattering(image_size, channels, J, mirror), _dictionary(image_size, channels, mirror)]
     return FromFormula(parts, num_classes, image_size, channels)

@@ -47,9 +47,9 @@ MODELS: dict[str, Network] = {
     ),
     **{name: Network(factory, 32, ("skip_init",)) for name, factory in resnets.NETWORKS.items()},
     "efficientnet_lite0": Network(libraries.efficientnet_lite0, 32, ()),
-    "scattering": Network(fixed.scattering, 8, ("J",)),
-    "dictionary": Network(fixed.dictionary, 8, ()),
-    "scattering+dictionary": Network(fixed.scattering_and_dictionary, 8, ("J",)),
+    "scattering": Network(fixed.scattering, 8, ("J", "mirror")),
+    "dictionary": Network(fixed.dictionary, 8, ("mirror",)),
+    "scattering+dictionary": Network(fixed.scattering_and_dictionary, 8, ("J", "mirror")),
 }
 
 # No useful network is larger; a file of a few bytes may ask for one that takes all time or memory

@@ -19,7 +19,7 @@ from sfumato.models.trainable import Backbone
 from sfumato.models.weights import Weights
 from sfumato.run_folder.files import machine_faults
 
-ROWS = 64
+ROWS = 16
 """Images that are computed at once; always so many, so that none decides how another is rounded."""
 _PART = 1024
 """Images whose features are put on disk together."""
