@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from sfumato.models.textures import dead_leaves
 
-COUNT, PATCH = 800, 8
-"""K, and height and width of a patch in pixels."""
+COUNT, PATCH = 400, 8
+"""Patches that are drawn, and their height and width in pixels."""
 _STRIDE = 2
 _PLACES = 4
 """Windows that averages are over, of each side."""
@@ -31,15 +31,16 @@ class Dictionary(nn.Module):
     """How far the patches of each part of an image point to each of K patches, or away from it.
 
     A patch, every second one, less its mean, over its spread, is whitened; of its product with a patch of the
-    dictionary what is beyond a threshold counts, by its sign, averaged over each of 4 x 4 windows; then the root. The
-    second half of the dictionary are the mirror images of the first.
+    dictionary what is beyond a threshold counts, by its sign, averaged over each of 4 x 4 windows; then the root.
 
     Args:
         image_size: Height and width in pixels, at least 8.
         channels: Of the images.
+        mirror: Whether the dictionary has the mirror image of each patch, too: K is 800 then, else 400.
 
     Attributes:
-        mirrored: Of each of 2 K maps that which is its mirror image for the mirror image; exact for even sizes.
+        mirrored: Of each of 2 K maps that which is its mirror image for the mirror image, where the dictionary has
+            these; exact for even sizes.
 
     Shape:
         (rows, channels, image_size, image_size) -> (rows, 2 K, 4, 4); fewer windows below 14 pixels
@@ -49,7 +50,7 @@ class Dictionary(nn.Module):
     offset: torch.Tensor
     windows: torch.Tensor
 
-    def __init__(self, image_size: int, channels: int) -> None:
+    def __init__(self, image_size: int, channels: int, mirror: bool = False) -> None:
         super().__init__()
         draw = np.random.RandomState(1)
         textures = dead_leaves(_TEXTURES, _SIZE, channels).astype(np.float64)
@@ -64,19 +65,18 @@ class Dictionary(nn.Module):
         mean = patches.mean(0)
         values, vectors = np.linalg.eigh(np.cov(patches, rowvar=False))
         whitening = vectors / np.sqrt(values + _RIDGE) @ vectors.T
-        half, of_mirror_images = COUNT // 2, _TEXTURES * _PATCHES
-        words = np.concatenate([patches[:half], patches[of_mirror_images : of_mirror_images + half]])
+        words = np.concatenate([half[:COUNT] for half in np.split(patches, 2)[: 1 + mirror]])
         words = (words - mean) @ whitening
         words /= np.linalg.norm(words, axis=1, keepdims=True)
         kernels = words @ whitening  # each adds up to 0, as patches do: no patch need be taken less its mean
         offset = kernels @ mean
-        shape = (COUNT, channels, PATCH, PATCH)
+        count, shape = len(words), (-1, channels, PATCH, PATCH)
         self.register_buffer("kernels", torch.tensor(kernels.reshape(shape), dtype=torch.float32))
         self.register_buffer("offset", torch.tensor(offset[:, None, None], dtype=torch.float32))
         self._reduction = max(1, image_size // _SIZE)
         side = (image_size // self._reduction - PATCH) // _STRIDE + 1
         self.register_buffer("windows", torch.tensor(windows(side, min(_PLACES, side)), dtype=torch.float32))
-        self.mirrored = [first + (number + half) % COUNT for first in (0, COUNT) for number in range(COUNT)]
+        self.mirrored = [first + (number + COUNT) % count for first in (0, count) for number in range(count)]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         images = F.avg_pool2d(images, self._reduction)

@@ -116,7 +116,7 @@ def _scattering(image_size: int, channels: int, J: int, mirror: bool) -> nn.Modu
     transform = Scattering(image_size, J)
     maps = channels * transform.num_maps
     groups = next(maps // size for size in range(_GROUP, 0, -1) if transform.num_maps % size == 0)
-    steps = [_Mixed(_OPPONENT)] if channels == len(_OPPONENT) else []
+    steps: list[nn.Module] = [_Mixed(_OPPONENT)] if channels == len(_OPPONENT) else []
     steps += [transform, *([_WithMirrorImage(transform.mirrored)] if mirror else [])]
     steps += [nn.GroupNorm(groups, maps, affine=False)]
     normalised = nn.Sequential(*steps)
@@ -124,7 +124,7 @@ def _scattering(image_size: int, channels: int, J: int, mirror: bool) -> nn.Modu
 
 
 def _dictionary(image_size: int, channels: int, mirror: bool) -> nn.Module:
-    part = Dictionary(image_size, channels)
+    part = Dictionary(image_size, channels, mirror)
     return nn.Sequential(part, _WithMirrorImage(part.mirrored)) if mirror else part
 
 
