@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-MNIST = "mnist-eps-2.93"
+MNIST = "mnist-cnn-eps-2.93"
 TABLE_12 = "plan --num-examples 50000 --delta 1e-5 --batch-size 4096 --noise-multiplier 3 --num-steps 2468".split()
 
 

@@ -24,11 +24,11 @@ from sfumato.training.logs import Progress
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "digits": ("demo/digits", 75, {}),
     "digits at epsilon 8": ("demo/digits", 75, {"privacy.target_epsilon": 8.0}),
-    "mnist": ("mnist-eps-2.93", 1000, {}),
-    "mnist, most canaries": ("mnist-eps-2.93", 3157, {}),
-    "mnist at epsilon 8, most canaries": ("mnist-eps-2.93", 3157, {"privacy.target_epsilon": 8.0}),
+    "mnist": ("mnist-cnn-eps-2.93", 1000, {}),
+    "mnist, most canaries": ("mnist-cnn-eps-2.93", 3157, {}),
+    "mnist at epsilon 8, most canaries": ("mnist-cnn-eps-2.93", 3157, {"privacy.target_epsilon": 8.0}),
     "short-mnist": (
-        "mnist-eps-2.93",
+        "mnist-cnn-eps-2.93",
         1000,
         {
             "privacy.target_epsilon": 8.0,

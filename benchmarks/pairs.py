@@ -40,7 +40,7 @@ def main() -> None:
     settings = {"data.split": "train", "privacy.target_epsilon": None, "training.num_steps": given.steps}
     settings["training.evaluate_every"] = given.steps
     found = sfumato.sweep(
-        "fashion-mnist-eps-2.7",
+        "fashion-mnist-cnn-eps-2.7",
         cells=CELLS[given.of],
         seeds=given.seeds,
         paired=True,

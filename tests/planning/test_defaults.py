@@ -59,12 +59,21 @@ def test_ordinary_training_has_defaults_of_its_own():
     assert resolve(config.parse(bounded), facts).recipe.optimizer.learning_rate == 2.0
 
 
-@pytest.mark.parametrize(("num_examples", "target", "rate"), [(100, 0.5, 0.06), (8000, 1.0, 2.0), (50_000, 8.0, 16.0)])
+@pytest.mark.parametrize(
+    ("model", "num_examples", "target", "rate"),
+    [
+        ({"trainable": "classifier"}, 100, 0.5, 0.06),
+        ({"trainable": "classifier"}, 8000, 1.0, 2.0),
+        ({"trainable": "classifier"}, 50_000, 8.0, 16.0),
+        ({"name": "scattering"}, 8000, 1.0, 2.0),
+        ({"name": "scattering"}, 50_000, 8.0, 64.0),
+    ],
+)
 def test_the_rate_on_features_is_that_of_the_signal_with_what_goes_with_it_unless_one_is_stated(
-    num_examples, target, rate
+    model, num_examples, target, rate
 ):
     def optimizer_of(**optimizer):
-        recipe = {"data": {"name": "folder"}, "model": {"trainable": "classifier"}, "optimizer": optimizer}
+        recipe = {"data": {"name": "folder"}, "model": model, "optimizer": optimizer}
         recipe["privacy"] = {"target_epsilon": target, "delta": 1e-5}
         plan = resolve(config.parse(recipe), Facts(num_examples, 2, 32, 3))
         return plan.recipe.optimizer.learning_rate, plan.recipe.optimizer.momentum, plan.recipe.ema.decay

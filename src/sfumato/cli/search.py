@@ -57,7 +57,7 @@ def search(
         output_: Default: runs/<recipe>-search, or -paid-search; the same again goes on.
 
     Example:
-        sfumato search cifar10-eps-8 --trials 20 --output runs/search
+        sfumato search cifar10-cnn-eps-8 --trials 20 --output runs/search
     """
     name, parsed, trusted = asked(recipe, {"target_epsilon": epsilon, "delta": delta}, set_, data_root, trust)
     given: dict[str, Any] = {"sampler": sampler, "prune": prune, "storage": storage, "worker": worker}

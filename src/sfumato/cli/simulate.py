@@ -29,7 +29,7 @@ def simulate(
         output_: Holds a run folder for each seed; default: runs/<recipe>-<time>.
 
     Example:
-        sfumato simulate cifar10-eps-8 --batch-size 256 --seeds 0-2 --output runs/cheap
+        sfumato simulate cifar10-cnn-eps-8 --batch-size 256 --seeds 0-2 --output runs/cheap
     """
     name, parsed, trusted = asked(recipe, {"target_epsilon": epsilon, "delta": delta}, set_, data_root, trust)
     numbers = options.parse_seeds(seeds)

@@ -41,9 +41,9 @@ class FeatureSet:
 
     def batch(self, indices: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
         """(B, D), float32. No copy of rows that follow each other, as all do where every example is drawn."""
-        first, last = (int(indices[0]), int(indices[-1]) + 1) if len(indices) else (0, 0)
-        if torch.equal(indices, torch.arange(first, last)):
-            return self.stored[first:last].to(device)
+        count, first = len(indices), int(indices[0]) if len(indices) else 0
+        if torch.equal(indices, torch.arange(count) + first):
+            return self.stored[first : first + count].to(device)
         return self.stored.index_select(0, indices).to(device)
 
 
