@@ -118,7 +118,8 @@ def _fill_in_on_features(filling: _Filling, n: int, solved: str) -> None:
         choose("training.num_steps", 100, "enough for momentum to average the noise")
     if filling.values["optimizer"]["learning_rate"] is None and target is not None:
         most = 64.0 if filling.values["model"]["name"] in FROM_FORMULA else 16.0
-        rate = float(f"{min(max(n * target / 4000, 0.06), most):.2g}")
+        signal = n * target / 4000
+        rate = float(f"{min(max(signal, 0.06), most):.2g}")
         choose("optimizer.learning_rate", rate, f"N epsilon / 4000 with N = {n}, between 0.06 and {most:.0f}")
         for name, value in (("optimizer.momentum", 0.9), ("privacy.clipping_norm", 0.5), ("ema.decay", 0.9)):
             filling.choose_unless_stated(name, value, "goes with that rate")
