@@ -74,6 +74,8 @@ def test_any_factory_is_given_what_it_names(package):
         ("wide_resnet", {"num_classes": 4}, "num_classes follows from the data"),
         ("wide_resnet", {"depth": "deep"}, "cannot be built"),
         ("wide_resnet", {"depth": 10**9}, "at most 1000"),
+        ("scattering", {"mirror": "False"}, "mirror = 'False' is not possible: it is true or false"),
+        ("wide_resnet", {"weight_standardization": "no"}, "it is true or false"),
         ("no_such_package:net", {}, "No module named 'no_such_package'"),
         ("their_models:size", {}, "Did you mean sized?"),
         ("their_models:sized", {"hiden": 3}, "Did you mean hidden?"),

@@ -131,9 +131,10 @@ def build(
 
 def _check_options(name: str, network: Network, options: Mapping[str, Any], shape: Collection[str]) -> None:
     """Refuses what the network does not take, and what takes all time or memory."""
-    parameters = inspect.signature(network.factory).parameters.values()
-    takes_any = network.options is None and any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    known = [parameter.name for parameter in parameters] if network.options is None else network.options
+    of_factory = inspect.signature(network.factory).parameters
+    kinds = {parameter.kind for parameter in of_factory.values()}
+    takes_any = network.options is None and inspect.Parameter.VAR_KEYWORD in kinds
+    known = list(of_factory) if network.options is None else network.options
     for key, value in options.items():
         if key in shape:
             raise InputError(f"model {name}: {key} follows from the data and is no option. Remove it.")
@@ -142,6 +143,9 @@ def _check_options(name: str, network: Network, options: Mapping[str, Any], shap
         most = _LARGEST.get(key) if network.options is not None else None
         if most is not None and isinstance(value, int | float) and not value <= most:
             raise InputError(f"model {name}: {key} = {value} is not possible: at most {most}. Give less.")
+        # "False" would count as true.
+        if key in of_factory and isinstance(of_factory[key].default, bool) and isinstance(value, str):
+            raise InputError(f"model {name}: {key} = {value!r} is not possible: it is true or false. Give one of them.")
 
 
 def imported_module(name: str) -> str | None:
