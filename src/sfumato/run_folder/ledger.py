@@ -69,7 +69,7 @@ class ReleaseLine(Record):
     """
 
     kind: Literal["release"] = "release"
-    release: Annotated[int, Field(ge=0)]
+    release: Annotated[int, Field(ge=1)]
     step: Annotated[int, Field(ge=0)]
     launch: int | None
     launch_id: str | None
