@@ -47,7 +47,7 @@ class FromFormula(nn.Module):
 
 
 class _Centred(nn.Module):
-    """What features of length 1 differ in from their mean over textures and places, made as long again.
+    """Mixed features of length 1, less their mean over textures and places, made as long again.
 
     Attributes:
         centre: (maps, 1, 1), a buffer.
@@ -58,7 +58,7 @@ class _Centred(nn.Module):
     @torch.no_grad()
     def __init__(self, part: nn.Module, textures: torch.Tensor) -> None:
         super().__init__()
-        self.part = part
+        self.part = nn.Sequential(part, _Mixed(_whitening(part(textures))))
         self.register_buffer("centre", self._unit(textures).mean((0, 2, 3))[:, None, None])
 
     def _unit(self, images: torch.Tensor) -> torch.Tensor:
@@ -118,9 +118,7 @@ def _scattering(image_size: int, channels: int, J: int, mirror: bool) -> nn.Modu
     groups = next(maps // size for size in range(_GROUP, 0, -1) if transform.num_maps % size == 0)
     steps: list[nn.Module] = [_Mixed(_OPPONENT)] if channels == len(_OPPONENT) else []
     steps += [transform, *([_WithMirrorImage(transform.mirrored)] if mirror else [])]
-    steps += [nn.GroupNorm(groups, maps, affine=False)]
-    normalised = nn.Sequential(*steps)
-    return nn.Sequential(normalised, _Mixed(_whitening(normalised(textures_for(image_size, channels)))))
+    return nn.Sequential(*steps, nn.GroupNorm(groups, maps, affine=False))
 
 
 def _dictionary(image_size: int, channels: int, mirror: bool) -> nn.Module:
