@@ -94,42 +94,33 @@ def test_an_example_that_is_not_finite_does_not_spread(problem, compiled):
     assert out.grad_norms[3].isnan() and all(value.isfinite().all() for value in out.grad_sum.values())
 
 
-class LowRank(nn.Module):
-    """Weights without a closed form: the graph has the way back to their parameters in it."""
+class PatchesAndTokens(nn.Module):
+    """A convolution whose patches lie apart and layers of few positions, as in a vision transformer; last, weights
+    without a closed form: the graph has the way back to their parameters in it.
+    """
 
     def __init__(self):
         super().__init__()
-        self.left, self.right = nn.Parameter(torch.randn(6, 2)), nn.Parameter(torch.randn(2, 12))
-        self.conv = WeightStandardizedConv2d(3, 4, 3)
+        self.conv, self.tokens = nn.Conv2d(3, 8, 4, stride=4), nn.Linear(4, 6)
+        self.left, self.right = nn.Parameter(torch.randn(4, 2)), nn.Parameter(torch.randn(2, 48))
 
     def forward(self, x):
-        return F.linear(self.conv(x).tanh().mean(3).flatten(1), self.left @ self.right)
+        return F.linear(F.silu(self.tokens(self.conv(x).flatten(2))).flatten(1), self.left @ self.right)
 
 
-def test_the_way_back_from_derived_weights_is_compiled_too(monkeypatch):
+def test_patches_tokens_and_the_way_back_from_derived_weights(monkeypatch):
     torch.manual_seed(0)
-    model, inputs, targets = LowRank(), torch.randn(7, 3, 5, 5), torch.randint(4, (7,))
-    pair = pair_of(model, {"memory_format": "contiguous"}, 4, 0, clipping_norm=0.1)
+    model, inputs, targets = PatchesAndTokens(), torch.randn(7, 2, 3, 8, 8), torch.randint(4, (7,))
+    methods = {"conv:conv2d.weight": "patch_ghost", "tokens:linear.weight": "ghost_at_once"}
+    pair = pair_of(model, {"memory_format": "contiguous", **methods}, 4, clipping_norm=0.1)
     assert_equal(pair, inputs, targets)
+    assert all(methods.items() <= grad_fn.methods.items() for grad_fn in pair)
     with torch.no_grad():
         model.left.mul_(2.0)
         model.conv.weight.mul_(0.5).add_(0.1)
     assert_equal(pair, inputs, targets)
     monkeypatch.setattr(GraphEngine, "_run", None)
     pair[1](inputs, targets)
-
-
-def test_patches_and_tokens():
-    """As in a vision transformer: a convolution whose patches lie apart, and layers of few positions."""
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 4, stride=4), nn.Flatten(2), nn.Linear(4, 6), nn.SiLU(), nn.Flatten(), nn.Linear(48, 4)
-    )
-    inputs, targets = torch.randn(8, 2, 3, 8, 8), torch.randint(4, (8,))
-    methods = {"memory_format": "contiguous", "0:conv2d.weight": "patch_ghost", "2:linear.weight": "ghost_at_once"}
-    pair = pair_of(model, methods)
-    assert_equal(pair, inputs, targets)
-    assert all(methods.items() <= grad_fn.methods.items() for grad_fn in pair)
 
 
 def test_bfloat16_compiled_is_bfloat16_and_keeps_the_sensitivity():

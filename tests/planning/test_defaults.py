@@ -100,3 +100,32 @@ def test_what_was_filled_in_resolves_to_itself(facts, target, kind, augmult, tra
         assert augmult is not None
         return
     assert resolve(config.parse(recipe.model_dump(mode="json")), facts).recipe == recipe
+
+
+@pytest.mark.parametrize(
+    ("size", "images", "given", "name"),
+    [
+        (32, 3000, {}, "scattering+dictionary"),
+        (24, 60_000, {}, "scattering+dictionary"),
+        (40, 300, {}, "scattering+dictionary"),
+        (23, 300, {}, "small_cnn"),
+        (41, 300, {}, "small_cnn"),
+        (32, 60_001, {}, "small_cnn"),
+        (32, 3000, {"model": {"options": {"width": 2}}}, "small_cnn"),
+        (32, 3000, {"model": {"name": "tanh_cnn"}}, "tanh_cnn"),
+        (32, 3000, {"augmentation": {"augmult": 2}}, "small_cnn"),
+        (32, 3000, {"augmentation": {"kind": "flip"}}, "small_cnn"),
+        (32, 3000, {"optimizer": {"name": "adam"}}, "small_cnn"),
+        (32, 3000, {"privacy": {"target_epsilon": 1.0, "noise_multiplier": 9.0}}, "small_cnn"),
+        (32, 3000, {"privacy": None}, "small_cnn"),
+        (32, 3000, {"data": {"name": "cifar10"}}, "small_cnn"),
+    ],
+)
+def test_a_folder_of_small_images_gets_features_from_a_formula(size, images, given, name):
+    values = {"data": {"name": "folder", "image_size": size}, "privacy": {"target_epsilon": 1.0}, **given}
+    recipe = resolve(config.parse(values), Facts(images, 2, size, 3)).recipe
+    assert recipe.model.name == name
+    if name == "scattering+dictionary":
+        assert (recipe.model.options, recipe.model.trainable) == ({"mirror": True}, "classifier")
+        assert recipe.training.batch_size == images and recipe.model.features == "unit"
+        assert resolve(config.parse(recipe.model_dump()), Facts(images, 2, size, 3)).recipe == recipe

@@ -24,7 +24,7 @@ BUDGET = {"target_epsilon": 4.0, "delta": 5e-6, "accountant": "rdp"}
 def plan_of(privacy, num_examples=20_000, optimizer=None, **training):
     """Without a [privacy] section where privacy is None."""
     data = {"name": "folder"} | ({"group_by": "group"} if "unit" in (privacy or {}) else {})
-    values = {"data": data, "training": training, "optimizer": optimizer or {}}
+    values = {"data": data, "model": {"name": "small_cnn"}, "training": training, "optimizer": optimizer or {}}
     return resolve(
         config.parse(values | ({} if privacy is None else {"privacy": privacy})), Facts(num_examples, 2, 32, 3)
     )

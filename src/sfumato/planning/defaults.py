@@ -8,8 +8,8 @@ import dataclasses
 import math
 from typing import Any
 
-from sfumato.config import FilledRecipe, Recipe
-from sfumato.config.pretrained import FROM_FORMULA
+from sfumato.config import FilledRecipe, ModelConfig, Recipe
+from sfumato.config.pretrained import FROM_FORMULA, with_what_its_name_implies
 from sfumato.data.catalogue import Facts
 
 DEFAULT_STEPS = 150
@@ -59,6 +59,11 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
         why = "small images keep training fast and private; state a larger size if details matter"
         choose("data.image_size", facts.image_size, why)
         choose("data.channels", facts.channels, "colour; state 1 for grey images")
+    if _measured_for_folders(recipe, facts):
+        choose("model.name", "scattering+dictionary", "small images, few enough to keep the features of all of them")
+        values["model"]["options"] = {"mirror": True}
+        filling.choices.append(Choice("model.options.mirror", True, "the features of mirror images, too, at no cost"))
+        values.update(with_what_its_name_implies(values))
     choose("model.name", "small_cnn", "a group-norm CNN takes any size and has few parameters, so little noise")
     choose("model.trainable", "all", "every parameter, unless weights are given")
     _fill_in_views(filling, facts.image_size)
@@ -85,6 +90,18 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
         why = "Adam moves each weight by about this much, whatever the size of its gradients"
         choose("optimizer.learning_rate", 0.01, why)
     return FilledRecipe.model_validate(values), filling.choices
+
+
+def _measured_for_folders(recipe: Recipe, facts: Facts) -> bool:
+    """Whether a folder's images are of the sizes and numbers for which features from a formula were better than the
+    small network (docs/defaults.md), and the recipe asks for nothing that they are not given by.
+    """
+    size, views, privacy = recipe.data.image_size or facts.image_size, recipe.augmentation, recipe.privacy
+    as_it_is = recipe.model == ModelConfig() and not views.augmult and views.kind in (None, "none")
+    to_a_target = privacy is not None and privacy.target_epsilon is not None and privacy.noise_multiplier is None
+    to_a_target = to_a_target and recipe.optimizer.name == "sgd"
+    measured = recipe.data.name == "folder" and 24 <= size <= 40 and facts.num_examples <= 60_000
+    return as_it_is and to_a_target and measured
 
 
 def _fill_in_views(filling: _Filling, image_size: int) -> None:
