@@ -92,6 +92,11 @@ def test_a_larger_scale_is_an_option():
     assert (few, many) == (81 * 64, 217 * 16)
 
 
+@pytest.mark.parametrize(("size", "maps", "side"), [(8, 81, 2), (32, 81, 8), (55, 81, 14), (56, 217, 7), (112, 417, 7)])
+def test_larger_images_have_more_scales_by_default(size, maps, side):
+    assert network("scattering", size).classifier.in_features == maps * side**2
+
+
 def test_a_run_trains_the_classifier_alone_says_so_and_is_handed_on(tmp_path):
     name = "scattering+dictionary"
     values = {

@@ -2,6 +2,7 @@
 image of anybody made them.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -112,8 +113,11 @@ def _whitening(maps: torch.Tensor) -> torch.Tensor:
     return (vectors * (values + values.mean()) ** -0.25 @ vectors.T).float()
 
 
-def _scattering(image_size: int, channels: int, J: int, mirror: bool) -> nn.Module:
-    transform = Scattering(image_size, J)
+def _scattering(image_size: int, channels: int, J: int | None, mirror: bool) -> nn.Module:
+    """J: by default as many scales, two at least, as leave seven places of a side or more: so images of 224 pixels have
+    but six times the features of 32.
+    """
+    transform = Scattering(image_size, max(2, int(math.log2(image_size / 7))) if J is None else J)
     maps = channels * transform.num_maps
     groups = next(maps // size for size in range(_GROUP, 0, -1) if transform.num_maps % size == 0)
     steps: list[nn.Module] = [_Mixed(_OPPONENT)] if channels == len(_OPPONENT) else []
@@ -126,7 +130,9 @@ def _dictionary(image_size: int, channels: int, mirror: bool) -> nn.Module:
     return nn.Sequential(part, _WithMirrorImage(part.mirrored)) if mirror else part
 
 
-def scattering(*, num_classes: int, image_size: int, channels: int, J: int = 2, mirror: bool = False) -> nn.Module:
+def scattering(
+    *, num_classes: int, image_size: int, channels: int, J: int | None = None, mirror: bool = False
+) -> nn.Module:
     """On wavelets (`models.scattering`)."""
     return FromFormula([_scattering(image_size, channels, J, mirror)], num_classes, image_size, channels)
 
@@ -137,7 +143,7 @@ def dictionary(*, num_classes: int, image_size: int, channels: int, mirror: bool
 
 
 def scattering_and_dictionary(
-    *, num_classes: int, image_size: int, channels: int, J: int = 2, mirror: bool = False
+    *, num_classes: int, image_size: int, channels: int, J: int | None = None, mirror: bool = False
 ) -> nn.Module:
     """On both, each of half the squared length."""
     parts = [_scattering(image_size, channels, J, mirror), _dictionary(image_size, channels, mirror)]

@@ -60,6 +60,9 @@ def features_of(
     }
 
     def fill(part: Path) -> None:
+        gigabytes = made_up[0].nbytes * len(images) / 1e9
+        if gigabytes > 1:
+            report(f"the features of {len(images)} images take {gigabytes:.1f} GB, on disk and in memory")
         rows = store.Filling(part, len(images), {"values": (made_up.shape[1:], np.dtype(np.float32))})
         for found in _computed(backbone, images, rows.num_filled, device, report):
             rows.put(values=found)
