@@ -165,7 +165,7 @@ def test_people_are_drawn_where_they_can_be():
 
 
 def test_everything_counts_people():
-    plan = resolve(config.parse(VALUES), FACTS)
+    plan = resolve(config.parse(VALUES | {"model": {"name": "small_cnn"}}), FACTS)
     assert (plan.mechanism.num_examples, plan.mechanism.batch_size) == (1_000, 256)
     spent = epsilon(Mechanism(1_000, 256, plan.mechanism.noise_multiplier, plan.mechanism.num_steps), 1e-5).epsilon
     assert 2.9 < spent <= 3.0 and plan.mechanism.images_per_unit == 1
