@@ -61,8 +61,6 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
         choose("data.channels", facts.channels, "colour; state 1 for grey images")
     if _measured_for_folders(recipe, facts):
         choose("model.name", "scattering+dictionary", "small images, few enough to keep the features of all of them")
-        values["model"]["options"] = {"mirror": True}
-        filling.choices.append(Choice("model.options.mirror", True, "the features of mirror images, too, at no cost"))
         values.update(with_what_its_name_implies(values))
     choose("model.name", "small_cnn", "a group-norm CNN takes any size and has few parameters, so little noise")
     choose("model.trainable", "all", "every parameter, unless weights are given")
