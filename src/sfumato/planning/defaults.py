@@ -60,7 +60,8 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
         choose("data.image_size", facts.image_size, why)
         choose("data.channels", facts.channels, "colour; state 1 for grey images")
     if _measured_for_folders(recipe, facts):
-        choose("model.name", "scattering+dictionary", "small images, few enough to keep the features of all of them")
+        why = "small images, and few; if mirror images show the same class, add --set model.options.mirror=true"
+        choose("model.name", "scattering+dictionary", why)
         values.update(with_what_its_name_implies(values))
     choose("model.name", "small_cnn", "a group-norm CNN takes any size and has few parameters, so little noise")
     choose("model.trainable", "all", "every parameter, unless weights are given")
@@ -95,7 +96,8 @@ def _measured_for_folders(recipe: Recipe, facts: Facts) -> bool:
     small network (docs/defaults.md), and the recipe asks for nothing that they are not given by.
     """
     size, views, privacy = recipe.data.image_size or facts.image_size, recipe.augmentation, recipe.privacy
-    as_it_is = recipe.model == ModelConfig() and not views.augmult and views.kind in (None, "none")
+    of_mirror = {key: value for key, value in recipe.model.options.items() if key == "mirror"}
+    as_it_is = recipe.model == ModelConfig(options=of_mirror) and not views.augmult and views.kind in (None, "none")
     to_a_target = privacy is not None and privacy.target_epsilon is not None and privacy.noise_multiplier is None
     to_a_target = to_a_target and recipe.optimizer.name == "sgd"
     measured = recipe.data.name == "folder" and 24 <= size <= 40 and facts.num_examples <= 60_000
