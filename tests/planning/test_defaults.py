@@ -105,10 +105,10 @@ def test_what_was_filled_in_resolves_to_itself(facts, target, kind, augmult, tra
 @pytest.mark.parametrize(
     ("size", "images", "given", "name"),
     [
-        (32, 3000, {}, "scattering+dictionary"),
-        (24, 60_000, {}, "scattering+dictionary"),
-        (40, 300, {}, "scattering+dictionary"),
-        (32, 300, {"model": {"options": {"mirror": True}}}, "scattering+dictionary"),
+        (32, 3000, {}, "scattering"),
+        (24, 60_000, {}, "scattering"),
+        (40, 300, {}, "scattering"),
+        (32, 300, {"model": {"options": {"mirror": True}}}, "scattering"),
         (23, 300, {}, "small_cnn"),
         (41, 300, {}, "small_cnn"),
         (32, 60_001, {}, "small_cnn"),
@@ -126,7 +126,7 @@ def test_a_folder_of_small_images_gets_features_from_a_formula(size, images, giv
     values = {"data": {"name": "folder", "image_size": size}, "privacy": {"target_epsilon": 1.0}, **given}
     recipe = resolve(config.parse(values), Facts(images, 2, size, 3)).recipe
     assert recipe.model.name == name
-    if name == "scattering+dictionary":
+    if name == "scattering":
         asked = given.get("model", {}).get("options", {})  # else no mirror images: left and right may be classes
         assert (recipe.model.options, recipe.model.trainable) == (asked, "classifier")
         assert recipe.training.batch_size == images and recipe.model.features == "unit"

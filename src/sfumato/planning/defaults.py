@@ -61,7 +61,7 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
         choose("data.channels", facts.channels, "colour; state 1 for grey images")
     if _measured_for_folders(recipe, facts):
         why = "small images, and few; if mirror images show the same class, add --set model.options.mirror=true"
-        choose("model.name", "scattering+dictionary", why)
+        choose("model.name", "scattering", why)
         values.update(with_what_its_name_implies(values))
     choose("model.name", "small_cnn", "a group-norm CNN takes any size and has few parameters, so little noise")
     choose("model.trainable", "all", "every parameter, unless weights are given")
