@@ -14,6 +14,7 @@ from sfumato.auditing.canary import audit_canary
 from sfumato.auditing.membership import Audit
 from sfumato.errors import InputError
 from sfumato.models.small import LeNet
+from sfumato.reporting.charts import WIDTHS
 from sfumato.run_folder.files import refuse_drawing
 from tests.auditing.test_membership import made_up_task
 from tests.reporting.test_page import Page
@@ -46,10 +47,10 @@ def test_the_page_has_two_charts_each_told_in_words_and_needs_nothing_from_elsew
     text = page_of(*games())
     page = Page(text)
     figures = [attributes["aria-labelledby"] for tag, attributes in page.elements if tag == "svg"]
-    assert figures == [f"{name}-title {name}-description" for name in ("rates", "sides")]
+    assert figures == [f"{name}-title {name}-description" for name in ("rates", "sides") for _ in WIDTHS]
     names = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(names) == len(set(names))
-    assert "default-src &#x27;none&#x27;" in text and not re.search(r"https?://|url\(", text)
+    assert "default-src 'none'" in text and not re.search(r"https?://|url\(", text)
 
 
 def test_bounds_on_the_page_are_the_audit_s():

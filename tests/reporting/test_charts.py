@@ -8,17 +8,28 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from sfumato.reporting.charts import Axis, Curve, Panel, chart, linear, logarithmic
+from sfumato.reporting import html
+from sfumato.reporting.charts import WIDTHS, Axis, Chart, Curve, Panel, chart, linear, logarithmic, spanning
 from sfumato.reporting.page import training_curves
 from sfumato.run_folder.record import Metrics
 from tests.reporting import folders
 
 
-def draw(lines=10, *, with_epsilon=True, metrics=None, **options) -> ElementTree.Element:
-    metrics = folders.curve(lines) if metrics is None else metrics
-    return ElementTree.fromstring(
-        training_curves([Metrics(**line) for line in metrics], with_epsilon=with_epsilon, **options)
+def written(chart: Chart) -> str:
+    return html._PAGES.from_string('{% import "parts.html" as parts %}{{ parts.figure(chart, "") }}').render(
+        chart=chart
     )
+
+
+def svg_of(chart: Chart, width: str = "wide") -> ElementTree.Element:
+    figure = ElementTree.fromstring(written(chart))
+    return next(svg for svg in figure.iter("svg") if svg.get("class") == width)
+
+
+def draw(lines=10, *, with_epsilon=True, metrics=None, width="wide", **options) -> ElementTree.Element:
+    metrics = folders.curve(lines) if metrics is None else metrics
+    chart = training_curves([Metrics(**line) for line in metrics], with_epsilon=with_epsilon, **options)
+    return svg_of(chart, width)
 
 
 def polylines(svg: ElementTree.Element, colour: str) -> list[np.ndarray]:
@@ -39,9 +50,10 @@ def assert_affine(positions, values) -> None:
     np.testing.assert_allclose(positions, expected, atol=0.02)
 
 
-def test_the_drawn_curves_are_the_recorded_numbers_on_linear_axes():
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_drawn_curves_are_the_recorded_numbers_on_linear_axes(width):
     metrics = folders.curve(10)
-    svg = draw(metrics=metrics)
+    svg = draw(metrics=metrics, width=width)
     averaged, epsilon = polylines(svg, "first")
     (last,) = polylines(svg, "second")
     for curve, key in ((averaged, "accuracy"), (last, "accuracy_last"), (epsilon, "epsilon")):
@@ -56,7 +68,7 @@ def test_ticks_stand_where_their_values_are_drawn():
         assert [float(text) for _, text in axis.ticks] == [value for value, _ in axis.ticks]
     values = [value for value, _ in y.ticks]
     curve = Curve("a", [2, 4, 6, 8], values, "first")
-    svg = ElementTree.fromstring(chart(x, [Panel("t", [curve], y, 90)], "t", "d"))
+    svg = svg_of(chart(x, [Panel("t", [curve], y, 90)], "t", "d"))
     (drawn,) = polylines(svg, "first")
     heights = {text.text: float(text.get("y")) - 4 for text in svg.iter("text") if text.get("text-anchor") == "end"}
     across = {text.text: float(text.get("x")) for text in svg.iter("text") if text.get("text-anchor") == "middle"}
@@ -73,6 +85,29 @@ def test_ticks_are_round_and_few(low, high, most, whole, ticks):
     assert found == pytest.approx(ticks) and len(found) <= most + 1
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_text_stands_in_another_s_place_or_beyond_the_drawing(width):
+    x = Axis(0, 100, [(value, f"value {value}") for value in range(100)])
+    long = Curve(
+        "a name that is longer than a phone is wide, and longer than most screens are, too" * 2, [0], [0], "first"
+    )
+    svg = svg_of(chart(x, [Panel("t", [long], Axis(0, 1, []), 50)], "t", "d"), width)
+    places = [float(text.get("x")) for text in svg.iter("text") if text.get("text-anchor") == "middle"]
+    assert 2 < len(places) < 12 and np.diff(places).min() > 6.8 * len("value 10")
+    for text in svg.iter("text"):
+        if text.get("text-anchor") == "start":
+            assert float(text.get("x")) + 6.8 * len(text.text) <= WIDTHS[width]
+
+
+def test_axes_are_logarithmic_only_where_values_span_much():
+    assert not spanning([1.0, 7.0], str, "").is_log and spanning([1.0, 8.0], str, "").is_log
+    ticks = [value for value, _ in spanning([0.5, 1000.0], str, "").ticks]
+    assert ticks == pytest.approx([0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000])
+    for values in ([3.0], [0.0, 0.0], [2.0, 2.5]):
+        axis = spanning(values, str, "")
+        assert axis.low < min(values) <= max(values) < axis.high
+
+
 def test_what_lies_beyond_an_axis_is_drawn_at_its_end():
     assert Axis(1, 3, []).shares([0, 2, 9]).tolist() == [0, 0.5, 1]
     assert logarithmic(0.01, str).shares([0.0, 0.1, 1.0]).tolist() == pytest.approx([0, 0.5, 1])
@@ -81,7 +116,7 @@ def test_what_lies_beyond_an_axis_is_drawn_at_its_end():
 def test_the_steps_of_a_histogram_are_as_wide_as_its_bins():
     curve = Curve("a", [0.0, 1.0, 3.0], [5.0, 2.0], "first", steps=True)
     x, y = Axis(0, 3, []), Axis(0, 5, [])
-    svg = ElementTree.fromstring(chart(x, [Panel("t", [curve], y, 50)], "t", "d"))
+    svg = svg_of(chart(x, [Panel("t", [curve], y, 50)], "t", "d"))
     (drawn,) = polylines(svg, "first")
     assert np.diff(drawn[:, 0])[[0, 2]] @ [2, -1] == pytest.approx(0, abs=0.05)
     assert drawn[0, 1] == drawn[1, 1] != drawn[2, 1] == drawn[3, 1]
@@ -125,8 +160,8 @@ def test_any_number_of_lines_can_be_drawn(lines):
 
 def test_the_chart_takes_colours_and_font_from_the_page_and_its_text_stays_text():
     metrics = [Metrics(**line) for line in folders.curve(5)]
-    text = training_curves(metrics, with_epsilon=True, majority_rate=0.1, target=3.0)
-    assert text == training_curves(metrics, with_epsilon=True, majority_rate=0.1, target=3.0)
+    text, again = (written(training_curves(metrics, with_epsilon=True, majority_rate=0.1, target=3.0)) for _ in "ab")
+    assert text == again
     assert not re.search(r"#[0-9a-f]{6}|rgb|font-family|<style|xmlns", text)
     assert {"var(--first)", "var(--second)", "var(--muted)", "var(--line)"} == set(re.findall(r"var\([^)]*\)", text))
     words = "step", "Held-out accuracy", "Epsilon spent so far", "averaged weights", "last weights", "asked for: 3"

@@ -4,14 +4,16 @@ import decimal
 import math
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
+import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sfumato.accounting import formats
 from sfumato.accounting.formats import lower_epsilon_text
-from sfumato.reporting.html import Html, element, together
+from sfumato.reporting import html
 
 ROUNDINGS = [decimal.ROUND_FLOOR, decimal.ROUND_CEILING, decimal.ROUND_HALF_EVEN, decimal.ROUND_DOWN]
 
@@ -66,6 +68,10 @@ def test_a_bound_s_print_is_no_smaller(value):
     assert value - 1e-12 <= float(formats.per_cent_at_most(value)[:-2]) / 100 <= value + 1.001e-4
 
 
+def written(template, **facts):
+    return html._PAGES.from_string(template).render(facts)
+
+
 # An HTML parser turns NUL and carriage returns into something else.
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"])) | st.sampled_from(
     ['"><script>', "' onload='x", "&amp;", "</p>", "<!--", "]]>"]
@@ -84,18 +90,33 @@ def test_a_parser_reads_back_the_very_text_and_attribute_and_no_other_element(co
             seen.append(data)
 
     reader = Reader()
-    reader.feed(element("p", content, title=value))
+    reader.feed(written('<p title="{{ value }}">{{ content }}</p>', content=content, value=value))
     reader.close()
     assert seen[0] == ("p", [("title", value)])
     assert "".join(seen[1:]) == content
 
 
-def test_markup_is_not_escaped_twice_and_joined_text_is_escaped_once():
-    assert together("<", element("b", "&"), Html("<hr>")) == "&lt;<b>&amp;</b><hr>"
+def test_markup_is_not_escaped_twice():
+    parts = '{% import "parts.html" as parts %}{{ parts.points(["&"]) }}'
+    assert "<li>&amp;</li>" in written(parts)
 
 
 def test_a_control_character_is_spelled_out():
-    assert element("p", "a\x1b[31mb\tc\n") == "<p>a\\x1b[31mb\tc\n</p>"
+    assert written("<p>{{ a }}</p>", a="a\x1b[31mb\tc\n") == "<p>a\\x1b[31mb\tc\n</p>"
+
+
+def test_a_fact_that_is_missing_raises():
+    with pytest.raises(jinja2.UndefinedError):
+        written("{{ nothing }}")
+
+
+def test_templates_are_small_and_leave_the_rounding_of_bounds_to_the_formats():
+    """An epsilon that a template rounds itself would be rounded to nearest. Widths and confidences are no bounds."""
+    texts = [path.read_text() for path in Path(html.__file__).with_name("templates").iterdir()]
+    lines = [line for text in texts for line in text.splitlines()]
+    assert len(lines) <= 900 and max(map(len, lines)) <= 120
+    rounding = [line for line in lines if re.search(r"\| *(round|format|float|int)\b|\.format\(|%\.\d", line)]
+    assert not [line for line in rounding if not re.search(r"(width|left): \{\{ .*%|found\.confidence", line)]
 
 
 @pytest.mark.parametrize("done, of, seconds", [(0, 10, 0.0), (1, 4, 90.0), (4, 4, 8.0), (5, 1_000_000, 1.0)])

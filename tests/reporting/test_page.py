@@ -14,6 +14,7 @@ from sfumato.accounting import attacker as attacking
 from sfumato.accounting import formats
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
+from sfumato.reporting.charts import WIDTHS
 from sfumato.reporting.page import write_report
 from tests.reporting import folders
 
@@ -90,6 +91,7 @@ def test_the_page_stands_alone_and_holds_nothing_private(any_page):
     names = page.attributes("id")
     assert len(names) == len(set(names))
     assert {part for value in page.attributes("aria-labelledby") for part in value.split()} == set(names)
+    assert "default-src 'none'" in any_page
     for secret in ("1.23456", "0.777", "clipped_fraction", "54321", "27.18", "/somewhere/else"):
         assert secret not in any_page
 
@@ -291,6 +293,8 @@ def test_the_same_files_give_the_same_page_and_a_new_one_replaces_the_old(tmp_pa
     first = write_report(folder).read_bytes()
     assert write_report(folder).read_bytes() == first
     (folder / "result.json").write_text(json.dumps(folders.finished(DIGITS)))
+    claim = {**json.loads((folder / "privacy.json").read_text()), "status": "complete"}
+    (folder / "privacy.json").write_text(json.dumps(claim))
     assert b"unfinished" not in write_report(folder).read_bytes().split(b"</style>")[1]
     assert not list(folder.glob("*.part")) and not list(folder.glob(".*.part"))
 
@@ -309,8 +313,8 @@ def test_headings_go_down_one_level_at_a_time_and_figures_are_named(tmp_path):
     levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h\d", tag)]
     assert levels[0] == 1 and levels.count(1) == 1 and set(levels) == {1, 2}
     figures = [attributes for tag, attributes in page.elements if tag == "svg"]
-    assert [figure["role"] for figure in figures] == ["img"] * 2
-    named = [f"{name}-title {name}-description" for name in ("attack", "curves")]
+    assert [figure["role"] for figure in figures] == ["img"] * 2 * len(WIDTHS)
+    named = [f"{name}-title {name}-description" for name in ("attack", "curves") for _ in WIDTHS]
     assert [figure["aria-labelledby"] for figure in figures] == named
 
 

@@ -88,7 +88,7 @@ def test_the_files_of_a_sweep_say_what_it_returned(private):
     assert [float(row["optimizer.learning_rate"]) for row in rows] == [1.0, 2.0]
     assert [float(row["mean"]) for row in rows] == [cell.mean for cell in found.cells]
     page = (folder / "sweep.html").read_text()
-    assert page.count("<svg") == 1
+    assert page.count("<figure") == 1
     assert f"{100 * found.cells[1].mean:.2f} %" in page
     assert "covers all runs together" in page
     assert "http" not in page.replace("http-equiv", "")

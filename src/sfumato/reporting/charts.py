@@ -1,22 +1,28 @@
-"""Line charts as SVG that stands inside a page.
+"""Line charts as marks, which a template writes as SVG inside a page (parts.html).
 
 Text stays text, in the page's font: it can be selected and read aloud. Colours are the page's variables, so that one
-chart serves light and dark. The same numbers give the same bytes.
+chart serves light and dark. Each is drawn twice, for wide screens and for phones. The same numbers give the same marks.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sfumato.reporting.html import Html, element
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLOURS = ("first", "second", "third", "fourth", "fifth", "sixth")
 """Of the page (page.css), besides "muted"."""
-WIDTH, LEFT, RIGHT = 736, 64, 24
+WIDTHS = {"wide": 736, "narrow": 340}
+"""Of a drawing, in pixels; the page shows the one that fits."""
+_LEFT, _RIGHT = 56, 24
 _ROW, _GAP, _LETTER = 20, 18, 6.8  # of text: height, between entries, width of a letter
 _MARKER = 2.5
+LOGARITHMIC_FROM = 8.0
+"""Times the lowest value: from there on axes of positive values are logarithmic."""
 
 Numbers = Sequence[float] | np.ndarray
 
@@ -30,6 +36,7 @@ class Curve:
         colour: One of `COLOURS`, or "muted".
         steps: x are the edges of bins (one more than there are y), and y their heights.
         band: Lower and upper ends of y, drawn faintly.
+        width: Of the line; 0: there is none, but markers.
     """
 
     name: str
@@ -62,6 +69,55 @@ class Axis:
 
 
 @dataclasses.dataclass(frozen=True)
+class Line:
+    """Corners as SVG writes them, how they are drawn, and what the line is: a "curve" or a "rule"."""
+
+    points: str
+    style: str
+    kind: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    x: str
+    y: str
+    text: str
+    anchor: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Dot:
+    x: str
+    y: str
+    radius: str
+    style: str
+
+
+@dataclasses.dataclass
+class Drawing:
+    """Marks from the back to the front: lines, dots, texts."""
+
+    kind: str
+    width: int
+    height: float = 0.0
+    lines: list[Line] = dataclasses.field(default_factory=list)
+    dots: list[Dot] = dataclasses.field(default_factory=list)
+    texts: list[Text] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chart:
+    """What is drawn, with its name (another for each on a page), its title, and what is to be seen for those who
+    cannot.
+    """
+
+    name: str
+    title: str
+    description: str
+    drawings: list[Drawing]
+
+
+@dataclasses.dataclass(frozen=True)
 class Panel:
     """One plot; those of a chart lie below each other and share the first one's x axis."""
 
@@ -71,12 +127,12 @@ class Panel:
     height: int
 
 
-Text = Callable[[float], str]
+InWords = Callable[[float], str]
 """How a value is written beside its tick."""
 
 
 def linear(
-    low: float, high: float, most: int, text: Text, label: str = "", *, whole: bool = False, below: float = math.inf
+    low: float, high: float, most: int, text: InWords, label: str = "", *, whole: bool = False, below: float = math.inf
 ) -> Axis:
     """An axis with at most so many intervals between round numbers, none above ``below``."""
     rough = max((high - low) / most, 1.0 if whole else 0.0)
@@ -86,14 +142,35 @@ def linear(
     return Axis(low, high, [(step * n, text(step * n)) for n in range(first, last + 1)], label)
 
 
-def logarithmic(low: float, text: Text, label: str = "") -> Axis:
-    """An axis from ``low`` to 1 with a tick at each power of ten."""
-    powers = range(math.ceil(math.log10(low) - 1e-9), 1)
-    return Axis(low, 1.0, [(10.0**power, text(10.0**power)) for power in powers], label, is_log=True)
+def logarithmic(
+    low: float, text: InWords, label: str = "", *, high: float = 1.0, between: Sequence[int] = (1,)
+) -> Axis:
+    """An axis with a tick at each power of ten, or at these multiples of each."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    values = [factor * 10.0**power for power in powers for factor in between]
+    ticks = [(value, text(value)) for value in values if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
+    return Axis(low, high, ticks, label, is_log=True)
 
 
-def chart(x: Axis, panels: Sequence[Panel], title: str, description: str, name: str = "curves") -> Html:
-    """One ``<svg>`` element.
+def spanning(values: Sequence[float], text: InWords, label: str) -> Axis:
+    """An axis for positive values, logarithmic where they span much."""
+    low, high = min(values), max(values)
+    if low > 0 and high >= LOGARITHMIC_FROM * low:
+        return logarithmic(low / 1.2, text, label, high=high * 1.2, between=(1, 2, 5))
+    margin = 0.08 * (high - low) or 0.1 * high or 1.0
+    return linear(low - margin, high + margin, 6, text, label)
+
+
+def accuracies(curves: Sequence[Curve]) -> Axis:
+    """An axis for what curves show in per cent, with some space beyond."""
+    shown = np.concatenate([part for curve in curves for part in (curve.y, *(curve.band or ()))])
+    margin = max(0.08 * float(shown.max() - shown.min()), 1.0)
+    low, high = max(float(shown.min()) - margin, 0), min(float(shown.max()) + margin, 101)
+    return linear(low, high, 6, lambda value: f"{value:g} %", below=100)
+
+
+def chart(x: Axis, panels: Sequence[Panel], title: str, description: str, name: str = "curves") -> Chart:
+    """A chart at every width.
 
     Args:
         x: Of all panels.
@@ -102,78 +179,78 @@ def chart(x: Axis, panels: Sequence[Panel], title: str, description: str, name: 
         description: What is to be seen, for those who cannot.
         name: Of the chart, another for each on a page.
     """
-    parts: list[Html] = []
-    top = 0.0
-    for number, panel in enumerate(panels):
-        drawn, top = _panel(x, panel, top, with_x=number == len(panels) - 1)
-        parts += drawn
-    names = element("title", title, id=f"{name}-title"), element("desc", description, id=f"{name}-description")
-    labels = f"{name}-title {name}-description"
-    return element("svg", *names, *parts, viewBox=f"0 0 {WIDTH} {top:g}", role="img", aria_labelledby=labels)
+    drawings = [Drawing(kind, width) for kind, width in WIDTHS.items()]
+    for drawing in drawings:
+        for number, panel in enumerate(panels):
+            _panel(drawing, x, panel, with_x=number == len(panels) - 1)
+    return Chart(name, title, description, drawings)
 
 
-def _panel(x: Axis, panel: Panel, top: float, with_x: bool) -> tuple[list[Html], float]:
-    """Its elements, and where the next one begins."""
-    parts = [_text(LEFT, top + 14, panel.title)]
-    legend, top = _legend(panel.curves, top + _ROW)
-    parts += legend
-    bottom = top + 8 + panel.height
+def _panel(drawing: Drawing, x: Axis, panel: Panel, with_x: bool) -> None:
+    """Adds it below what is there."""
+    left, right = _LEFT, drawing.width - _RIGHT
+    _text(drawing, left, drawing.height + 14, panel.title)
+    bottom = _legend(drawing, panel.curves, drawing.height + _ROW) + 8 + panel.height
 
     def across(values: Numbers) -> np.ndarray:
-        return LEFT + (WIDTH - LEFT - RIGHT) * x.shares(values)
+        return left + (right - left) * x.shares(values)
 
     def up(values: Numbers) -> np.ndarray:
         return bottom - panel.height * panel.y.shares(values)
 
     for value, text in panel.y.ticks:
         height = float(up([value])[0])
-        parts.append(_line([LEFT, WIDTH - RIGHT], [height, height], "stroke: var(--line)"))
-        parts.append(_text(LEFT - 8, height + 4, text, "end"))
-    parts.append(_line([LEFT, WIDTH - RIGHT], [bottom, bottom], "stroke: var(--muted)"))
+        _line(drawing, [left, right], [height, height], "stroke: var(--line)")
+        _text(drawing, left - 8, height + 4, text, "end")
+    _line(drawing, [left, right], [bottom, bottom], "stroke: var(--muted)")
     for curve in panel.curves:
-        parts += _curve(curve, across, up)
-    if not with_x:
-        return parts, bottom + _GAP
-    for (_, text), place in zip(x.ticks, across([value for value, _ in x.ticks]).tolist(), strict=True):
-        parts.append(_text(place, bottom + 17, text, "middle"))
-    if x.label:
-        parts.append(_text((LEFT + WIDTH - RIGHT) / 2, bottom + 38, x.label, "middle"))
-    return parts, bottom + (46 if x.label else 26)
+        _curve(drawing, curve, across, up)
+    drawing.height = bottom + _GAP
+    if with_x:
+        drawing.height = bottom + (46 if x.label else 26)
+        slot = _LETTER * max((len(text) for _, text in x.ticks), default=0) + _GAP / 2
+        free = -math.inf
+        for place, (_, text) in zip(across([value for value, _ in x.ticks]).tolist(), x.ticks, strict=True):
+            if place >= free:  # what would stand in another's place is left out
+                _text(drawing, place, bottom + 17, text, "middle")
+                free = place + slot
+        if x.label:
+            _text(drawing, (left + right) / 2, bottom + 38, x.label, "middle")
 
 
-def _legend(curves: Sequence[Curve], top: float) -> tuple[list[Html], float]:
-    """Entries in rows, as many as are needed, and where they end."""
-    parts: list[Html] = []
-    left = float(LEFT)
+def _legend(drawing: Drawing, curves: Sequence[Curve], top: float) -> float:
+    """Entries in rows, as many as are needed; returns where they end."""
+    left, is_empty = float(_LEFT), True
     for curve in curves:
         if not curve.name:
             continue
         width = 28 + _LETTER * len(curve.name)
-        if parts and left + width > WIDTH:
-            left, top = float(LEFT), top + _ROW
-        parts.append(_line([left, left + 22], [top + 10, top + 10], _stroke(curve)))
-        parts.append(_text(left + 28, top + 14, curve.name))
-        left += width + _GAP
-    return parts, top + _ROW if parts else top
+        if not is_empty and left + width > drawing.width:
+            left, top = float(_LEFT), top + _ROW
+        if curve.width:
+            _line(drawing, [left, left + 22], [top + 10, top + 10], _stroke(curve))
+        else:
+            _dot(drawing, curve, left + 11, top + 10)
+        _text(drawing, left + 28, top + 14, curve.name)
+        left, is_empty = left + width + _GAP, False
+    return top if is_empty else top + _ROW
 
 
-def _curve(curve: Curve, across: Callable[[Numbers], np.ndarray], up: Callable[[Numbers], np.ndarray]) -> list[Html]:
+def _curve(
+    drawing: Drawing, curve: Curve, across: Callable[[Numbers], np.ndarray], up: Callable[[Numbers], np.ndarray]
+) -> None:
     each = 2 if curve.steps else 1
     xs, ys = np.repeat(across(curve.x), each), np.repeat(up(curve.y), each)
     xs = xs[1:-1] if curve.steps else xs
-    parts = []
     if curve.band is not None:
         low, high = (np.repeat(up(ends), each) for ends in curve.band)
         faint = f"fill: var(--{curve.colour}); fill-opacity: 0.2; stroke: none"
-        parts.append(_line([*xs, *xs[::-1]], [*low, *high[::-1]], faint))
-    parts.append(_line(xs, ys, _stroke(curve), "curve"))
+        _line(drawing, [*xs, *xs[::-1]], [*low, *high[::-1]], faint)
+    if curve.width:
+        _line(drawing, xs, ys, _stroke(curve), "curve")
     if curve.markers:
-        fill = f"fill: var(--{curve.colour})"
-        radius = f"{_MARKER + curve.width / 2:g}"
-        parts += [
-            element("circle", cx=f"{a:.2f}", cy=f"{b:.2f}", r=radius, style=fill) for a, b in zip(xs, ys, strict=True)
-        ]
-    return parts
+        for a, b in zip(xs, ys, strict=True):
+            _dot(drawing, curve, a, b)
 
 
 def _stroke(curve: Curve) -> str:
@@ -181,10 +258,42 @@ def _stroke(curve: Curve) -> str:
     return f"stroke: var(--{curve.colour}); stroke-width: {curve.width:g}{dashes}"
 
 
-def _line(xs: Numbers, ys: Numbers, style: str, kind: str = "rule") -> Html:
+def _line(drawing: Drawing, xs: Numbers, ys: Numbers, style: str, kind: str = "rule") -> None:
     points = " ".join(f"{x:.2f},{y:.2f}" for x, y in zip(xs, ys, strict=True))
-    return element("polyline", points=points, style=style, class_=kind)
+    drawing.lines.append(Line(points, style, kind))
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start") -> Html:
-    return element("text", text, x=f"{x:.2f}", y=f"{y:.2f}", text_anchor=anchor)
+def _dot(drawing: Drawing, curve: Curve, x: float, y: float) -> None:
+    radius = f"{_MARKER + (curve.width or 4) / 2:g}"
+    drawing.dots.append(Dot(f"{x:.2f}", f"{y:.2f}", radius, f"fill: var(--{curve.colour})"))
+
+
+def _text(drawing: Drawing, x: float, y: float, text: str, anchor: str = "start") -> None:
+    most = int((drawing.width - x) / _LETTER) if anchor == "start" else len(text)
+    shown = text if len(text) <= most else text[: most - 1] + "…"
+    drawing.texts.append(Text(f"{x:.2f}", f"{y:.2f}", shown, anchor))
+
+
+def figure_of(x: Axis, panel: Panel) -> "Figure":
+    """The same as a figure of matplotlib's own."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    for curve in panel.curves:
+        colour = "tab:gray" if curve.colour == "muted" else f"C{COLOURS.index(curve.colour)}"
+        style = ("--" if curve.dashed else "-") if curve.width else "none"
+        marker = "o" if curve.markers else None
+        axes.plot(curve.x, curve.y, marker=marker, color=colour, linestyle=style, label=curve.name or None)
+        if curve.band is not None:
+            axes.fill_between(curve.x, *curve.band, color=colour, alpha=0.15, linewidth=0)
+    if x.is_log:
+        axes.set_xscale("log")
+    axes.minorticks_off()
+    axes.set_xticks(*zip(*x.ticks, strict=True))
+    axes.set_xlabel(x.label)
+    axes.set_title(panel.title)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
+    if len(panel.curves) > 1:
+        axes.legend(frameon=False, fontsize="small")
+    return figure

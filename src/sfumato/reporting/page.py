@@ -6,29 +6,16 @@ from typing import Any
 
 from sfumato import config
 from sfumato.accounting import formats
-from sfumato.reporting import wording
-from sfumato.reporting.attack import attack_section, audit_section
-from sfumato.reporting.charts import Curve, Panel, chart, linear
-from sfumato.reporting.html import (
-    Html,
-    bar,
-    element,
-    figure,
-    header,
-    numbers_table,
-    paragraph,
-    section,
-    tiles,
-    whole_page,
-)
-from sfumato.reporting.tested import tested_section
+from sfumato.reporting import html, wording
+from sfumato.reporting.attack import attack_chart, canaries_chart
+from sfumato.reporting.charts import Chart, Curve, Panel, accuracies, chart, linear
+from sfumato.reporting.tested import class_table, in_words, roc_chart
 from sfumato.run_folder import record
 from sfumato.run_folder.files import write_atomically
 from sfumato.run_folder.record import CalibrationFacts, Certificate, Metrics, Result
-from sfumato.run_folder.tested import EVALUATION_FILE, Tested
+from sfumato.run_folder.tested import CHOSE, EVALUATION_FILE, Tested
 
 MOST_ROWS = 25
-MANY_CLASSES = 12
 MOST_MARKERS = 50
 
 
@@ -108,32 +95,36 @@ def write_report(folder: Path | str) -> Path:
 
 def render(run: Recorded) -> str:
     """The whole page as HTML text."""
-    sections = [
-        _certificate(run.certificate),
-        *attack_section(run.certificate),
-        *audit_section(run.certificate),
-        _not_covered(run.certificate),
-        _accuracy(run),
-        *_decision(run),
-        *([] if run.tested is None else [tested_section(run.tested)]),
-        _curves(run),
-        _per_class(run),
-        _recipe(run),
-        *_values(run),
-    ]
-    return whole_page(f"{run.name} · Sfumato report", _header(run), *sections)
+    import tomli_w
+
+    certificate, result, tested = run.certificate, run.result, run.tested
+    known = [] if result is None else zip(result.per_class, result.classes, strict=True)
+    return html.render(
+        "run.html",
+        kicker="Sfumato report",
+        title=run.name,
+        run=run,
+        patient=wording.for_a_patient(certificate),
+        leads=_leads(run),
+        verdict=wording.verdict(certificate),
+        terms=wording.terms(certificate),
+        attack=attack_chart(certificate),
+        canaries=canaries_chart(certificate),
+        scores=[] if result is None else _scores(result),
+        tested_in_words=[] if tested is None else in_words(tested),
+        tested_table=None if tested is None else class_table(tested),
+        chose=CHOSE,
+        roc=None if tested is None else roc_chart(tested),
+        curves=_curves(run),
+        weakest=min(((value, name) for value, name in known if value is not None), default=None),
+        recipe=tomli_w.dumps(run.recipe),
+        values=_values(run),
+    )
 
 
-def _header(run: Recorded) -> Html:
-    model = run.recipe.get("model", {}).get("name", "a network")
-    classes = f" for {formats.count(len(run.classes))} classes" if run.classes else ""
-    how = "with differential privacy" if run.certificate.holds else "without a privacy guarantee"
+def _leads(run: Recorded) -> list[str]:
+    """How good it is, and what it is, of whom, and from when."""
     result, tested, certificate = run.result, run.tested, run.certificate
-    images = f"{formats.count(certificate.public_inputs.num_examples)} images"
-    if certificate.public_inputs.num_people is not None and certificate.max_images_per_person is not None:
-        # Of how many that is, nobody is told: it depends on how many each person has.
-        images += f", of which at most {formats.count(certificate.max_images_per_person)} of each person contribute,"
-    lead = f"An image classifier ({model}){classes}, trained on {images} {how}."
     reached = "This run is unfinished: there is no final model yet, and accuracies are those so far."
     if result is not None:
         shown = formats.share(result.accuracy, result.accuracy_interval)
@@ -141,33 +132,22 @@ def _header(run: Recorded) -> Html:
     if tested is not None:
         of_test = formats.share(tested.accuracy, tested.intervals.accuracy)
         reached = f"Accuracy on the test set {tested.test_set!r}: {of_test}. {reached}"
+    model = run.recipe.get("model", {}).get("name", "a network")
+    classes = f" for {formats.count(len(run.classes))} classes" if run.classes else ""
+    how = "with differential privacy" if certificate.holds else "without a privacy guarantee"
+    images = f"{formats.count(certificate.public_inputs.num_examples)} images"
+    if certificate.public_inputs.num_people is not None and certificate.max_images_per_person is not None:
+        # Of how many that is, nobody is told: it depends on how many each person has.
+        images += f", of which at most {formats.count(certificate.max_images_per_person)} of each person contribute,"
+    facts = [f"An image classifier ({model}){classes}, trained on {images} {how}."]
     made = {"Issued by": run.recipe.get("run", {}).get("issuer"), "Trained with": certificate.software}
     made["Training ended on"] = certificate.finished_on
-    facts = [lead, *(f"{what} {value}." for what, value in made.items() if value)]
-    return header("Sfumato report", run.name, reached, paragraph(" ".join(facts), "lead"))
+    facts += [f"{what} {value}." for what, value in made.items() if value]
+    return [reached, " ".join(facts)]
 
 
-def _certificate(certificate: Certificate) -> Html:
-    rows = []
-    for name, value, meaning in wording.terms(certificate):
-        shown = [element("span", value, class_="value"), " "] if value else []
-        rows.append(element("div", element("dt", name), element("dd", *shown, meaning)))
-    return section("What is guaranteed", wording.verdict(certificate), element("dl", *rows, class_="terms"))
-
-
-def _not_covered(certificate: Certificate) -> Html:
-    points = element("ul", *(element("li", point) for point in certificate.not_covered))
-    intro = "The guarantee says nothing about:" if certificate.holds else "Even a private run would say nothing about:"
-    return section("What is not covered", paragraph(intro), points)
-
-
-def _accuracy(run: Recorded) -> Html:
-    title, result = "How good it is", run.result
-    if result is None:
-        if not run.metrics:
-            return section(title, paragraph("Nothing has been evaluated yet."))
-        step, reached = formats.count(run.metrics[-1].step), formats.per_cent(run.metrics[-1].accuracy)
-        return section(title, tiles((reached, "accuracy so far"), (step, "at step")))
+def _scores(result: Result) -> list[tuple[str, str]]:
+    """What was measured, each with its name."""
     low, high = map(formats.per_cent, result.accuracy_interval or (None, None))
     shown = {
         "accuracy" + (f" ({low} to {high}, 95 %)" if result.accuracy_interval else ""): result.accuracy,
@@ -177,61 +157,24 @@ def _accuracy(run: Recorded) -> Html:
         "AUROC (1: perfect, 0.5: guessing)": result.auroc,
         "accuracy of the last weights; kept is their average over updates": result.accuracy_last,
     }
-    text = (
-        f"Measured on the held-out images ({result.held_out}) that could be read, with the averaged weights, which are "
-        "kept. Balanced accuracy is the mean over the classes. None of it is private for the held-out images."
-    )
     if result.test_views:
         shown[f"majority of {result.test_views} views"] = result.accuracy_augtest_vote
         shown[f"mean probability of {result.test_views} views"] = result.accuracy_augtest_mean
-        text += (
-            " The last two let several random views of each image decide together; "
-            "results are compared by the plain accuracy."
-        )
     known = [(name, value) for name, value in shown.items() if value is not None]
-    each = ((f"{value:.4f}" if name.startswith("AUROC") else formats.per_cent(value), name) for name, value in known)
-    parts = [tiles(*each), paragraph(text)]
-    if result.accuracy <= result.majority_rate:
-        parts.append(paragraph("The classifier is no better than always naming the most frequent class.", "remark"))
-    return section(title, *parts)
+    return [(f"{value:.4f}" if name.startswith("AUROC") else formats.per_cent(value), name) for name, value in known]
 
 
-def _decision(run: Recorded) -> list[Html]:
-    """What was fitted after training; nothing where nothing was."""
-    fitted = run.calibration
-    if fitted is None:
-        return []
-    where = (
-        "held-out images of this run" if fitted.fitted_on == "held-out" else "images with labels that its owner chose"
-    )
-    shifted = "" if fitted.shifts is None else ", and shifted for each class"
-    texts = [
-        f"After training, probabilities were calibrated on {formats.count(fitted.num_images)} {where}: outputs are "
-        f"divided by {formats.quantity(fitted.temperature)}{shifted}. This is not private for those images. "
-        "Accuracies on held-out images are of decisions without it, those on a test set of decisions with it."
-    ]
-    if (threshold := fitted.threshold) is not None:
-        texts.append(
-            f"{threshold.positive} is named from a probability of {formats.per_cent(threshold.probability)} on, "
-            f"chosen for a {threshold.aim} of at least {formats.per_cent(threshold.at)} on these images."
-        )
-    return [section("How it decides", *map(paragraph, texts))]
-
-
-def _curves(run: Recorded) -> Html:
-    title, holds = "How it was reached", run.certificate.holds
+def _curves(run: Recorded) -> Chart | None:
     if not run.metrics:
-        return section(title, paragraph("No step has been evaluated yet, so there is no curve."))
+        return None
     majority_rate = run.result.majority_rate if run.result else None
     target = run.recipe.get("privacy", {}).get("target_epsilon")
-    drawing = training_curves(run.metrics, with_epsilon=holds, majority_rate=majority_rate, target=target)
-    beside = ", and the epsilon spent until then." if holds else ". No epsilon is drawn: this run is not private."
-    return section(title, figure(drawing, f"Accuracy on held-out images after each evaluated step{beside}"))
+    return training_curves(run.metrics, with_epsilon=run.certificate.holds, majority_rate=majority_rate, target=target)
 
 
 def training_curves(
     metrics: list[Metrics], *, with_epsilon: bool, majority_rate: float | None = None, target: float | None = None
-) -> Html:
+) -> Chart:
     """Held-out accuracy over steps and, below it, epsilon over steps.
 
     Args:
@@ -241,7 +184,7 @@ def training_curves(
         target: The epsilon that was asked for, drawn as a reference.
 
     Returns:
-        One ``<svg>`` element with a title and a description of what is to be seen.
+        A chart with a title and a description of what is to be seen.
     """
     last = max(line.step for line in metrics) * 1.02 or 1.0
     x = linear(0, last, 8, lambda value: f"{value:,.0f}", "step", whole=True)
@@ -261,10 +204,7 @@ def _accuracy_panel(metrics: list[Metrics], last: float, majority_rate: float | 
     ]
     if majority_rate is not None:
         curves.append(_reference("always the most frequent class", 100 * majority_rate, last))
-    shown = [value for curve in curves for value in curve.y]
-    margin = max(0.08 * (max(shown) - min(shown)), 1.0)
-    low, high = max(min(shown) - margin, 0), min(max(shown) + margin, 101)
-    return Panel("Held-out accuracy", curves, linear(low, high, 6, lambda value: f"{value:g} %", below=100), 220)
+    return Panel("Held-out accuracy", curves, accuracies(curves), 220)
 
 
 def _epsilon_panel(spent: list[tuple[int, float]], last: float, target: float | None) -> Panel:
@@ -291,40 +231,10 @@ def _described(metrics: list[Metrics], spent: list[tuple[int, float]]) -> str:
     return text + "."
 
 
-def _per_class(run: Recorded) -> Html:
-    title, result = "Accuracy per class, on held-out images", run.result
-    if result is None:
-        return section(title, paragraph("Known once the run has finished."))
-    pairs, usual = list(zip(result.classes, result.per_class, strict=True)), result.majority_rate
-    rows = (
-        bar(element("bdi", name), value, formats.per_cent(value), usual, "no held-out image") for name, value in pairs
-    )
-    bars = element("dl", *rows, class_="bars many" if len(pairs) > MANY_CLASSES else "bars")
-    parts: list[str] = [
-        f"The line across the bars marks {formats.per_cent(usual)}, the accuracy of always naming the most frequent "
-        "class."
-    ]
-    known = [(value, name) for name, value in pairs if value is not None]
-    if known:
-        value, name = min(known)
-        parts += [" The weakest class is ", element("bdi", name, class_="name"), f" with {formats.per_cent(value)}."]
-    return section(title, element("p", *parts), bars)
-
-
-def _recipe(run: Recorded) -> Html:
-    import tomli_w
-
-    parts = [paragraph("The resolved recipe, every filled-in value included: enough to run again.")]
-    if "privacy" in run.recipe and not run.certificate.holds:
-        asked = "Its privacy section says what was asked for; for this run it is no guarantee."
-        parts.append(paragraph(asked, "remark"))
-    return section("Hyper-parameters", *parts, element("pre", tomli_w.dumps(run.recipe)))
-
-
-def _values(run: Recorded) -> list[Html]:
+def _values(run: Recorded) -> dict[str, Any] | None:
     """The numbers behind the curves; evenly thinned where there are many, the last one kept."""
     if not run.metrics:
-        return []
+        return None
     every = -(-len(run.metrics) // MOST_ROWS)
     columns = {
         "step": lambda line: formats.count(line.step),
@@ -333,6 +243,5 @@ def _values(run: Recorded) -> list[Html]:
     }
     if run.certificate.holds:
         columns["epsilon so far"] = lambda line: formats.epsilon_text(line.epsilon)
-    rows = ([text(line) for text in columns.values()] for line in run.metrics[::-1][::every][::-1])
-    note = [paragraph(f"One of every {every} lines of metrics.jsonl.")] if every > 1 else []
-    return [section("Numbers of the curves", *note, numbers_table(columns, rows))]
+    rows = [[text(line) for text in columns.values()] for line in run.metrics[::-1][::every][::-1]]
+    return {"every": every, "names": list(columns), "rows": rows}

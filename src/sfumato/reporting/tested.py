@@ -1,27 +1,11 @@
 """How good a model was on a test set that its owner chose (`sfumato evaluate --report`): a section of its report."""
 
 from sfumato.accounting.formats import count, per_cent, share
-from sfumato.reporting.charts import Curve, Panel, chart, linear
-from sfumato.reporting.html import Html, figure, numbers_table, paragraph, section
-from sfumato.run_folder.tested import CHOSE, Decision, Tested
+from sfumato.reporting.charts import Chart, Curve, Panel, chart, linear
+from sfumato.run_folder.tested import Tested
 
 MOST_COLUMNS = 12
 ROC = "Receiver operating characteristic (ROC): what other thresholds would give."
-
-
-def tested_section(tested: Tested) -> Html:
-    """All that is told of the test set."""
-    who = "images" if tested.num_people is None else "people"
-    text = (
-        f"Evaluated on {tested.evaluated_on} (UTC). These numbers are exact, hence not private with respect to these "
-        f"images. The intervals (95 %) are for independent {who}."
-    )
-    if tested.num_fitted_on:
-        text += f" {count(tested.num_fitted_on)} of these images {CHOSE}."
-    parts = [*map(paragraph, in_words(tested)), paragraph(text), _classes(tested)]
-    if tested.decision is not None and tested.roc is not None:
-        parts.append(_roc(tested.decision, tested.roc))
-    return section(f"On the test set {tested.test_set}", *parts)
 
 
 def in_words(tested: Tested) -> list[str]:
@@ -49,8 +33,8 @@ def in_words(tested: Tested) -> list[str]:
     return lines
 
 
-def _classes(tested: Tested) -> Html:
-    """Each class against the rest, and the confusion matrix where it is not too wide."""
+def class_table(tested: Tested) -> tuple[list[str], list[list[str]]]:
+    """Each class against the rest, and the confusion matrix where it is not too wide: names of columns, and rows."""
     rows, shown = [], tested.classes if len(tested.classes) <= MOST_COLUMNS else []
     for place, (name, counts) in enumerate(zip(tested.classes, tested.confusion, strict=True)):
         own, named = sum(counts), sum(row[place] for row in tested.confusion)
@@ -58,14 +42,15 @@ def _classes(tested: Tested) -> Html:
         specificity = per_cent(1 - (named - counts[place]) / others if others else None)
         found = share(tested.per_class[place], tested.intervals.per_class[place])
         rows.append([name, count(own), found, specificity, *map(count, counts[: len(shown)])])
-    return numbers_table(
-        ["class", "images", "sensitivity", "specificity", *(f"taken for {name}" for name in shown)], rows
-    )
+    return ["class", "images", "sensitivity", "specificity", *(f"taken for {name}" for name in shown)], rows
 
 
-def _roc(decision: Decision, roc: list[list[float]]) -> Html:
-    """What other thresholds would give."""
-    alarms, found = zip(*roc, strict=True)
+def roc_chart(tested: Tested) -> Chart | None:
+    """What other thresholds would give; None where none decides, or only one class occurs."""
+    decision = tested.decision
+    if decision is None or tested.roc is None:
+        return None
+    alarms, found = zip(*tested.roc, strict=True)
     here = [1 - (decision.specificity or 0.0)], [decision.sensitivity or 0.0]
     curves = [
         Curve("guessing", [0, 1], [0, 1], "muted", dashed=True, width=1.5),
@@ -73,5 +58,4 @@ def _roc(decision: Decision, roc: list[list[float]]) -> Html:
         Curve("this threshold", *here, "second", markers=True, width=5),
     ]
     x, y = (linear(0, 1, 5, lambda value: f"{100 * value:g} %", label) for label in ("1 - specificity", ""))
-    drawing = chart(x, [Panel(f"Sensitivity for {decision.positive}", curves, y, 260)], "ROC", ROC, "roc")
-    return figure(drawing, ROC)
+    return chart(x, [Panel(f"Sensitivity for {decision.positive}", curves, y, 260)], "ROC", ROC, "roc")

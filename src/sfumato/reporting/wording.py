@@ -3,27 +3,53 @@
 from sfumato.accounting import formats
 from sfumato.accounting.attacker import Attacker
 from sfumato.planning.claims import Guarantee
-from sfumato.reporting.html import Html, element, paragraph
 from sfumato.run_folder.record import Certificate, PublicInputs
 
+HARDLY, LITTLE = 0.75, 0.99
+"""How often an attacker is right: up to the first, an image can hardly be told; beyond the second, little protects it.
+"""
 
-def verdict(certificate: Certificate) -> Html:
-    """The one thing to know first: the guarantee, or that there is none."""
+
+def for_a_patient(certificate: Certificate) -> str:
+    """What the run means for whoever is in its images, in words for everybody."""
+    several = "" if certificate.of_persons else " If several of the images show you, it is easier to tell."
+    if not certificate.holds:
+        return (
+            "If you are in one of the training images: this run gives you no guarantee. From what it gives away, "
+            "somebody may find out whether your image was used, and even what it shows."
+        )
+    guess = 1.0 if certificate.attacker is None else certificate.attacker.accuracy
+    told, weak = "cannot be told for certain", ""
+    if guess <= HARDLY:
+        told = "can hardly be told"
+    elif guess > LITTLE:
+        told, weak = "may well be told", " That is little protection."
+    if not certificate.of_persons and certificate.attacker_person is not None:
+        most = formats.count(certificate.max_images_per_person or 0)
+        right = formats.per_cent_at_most(certificate.attacker_person.accuracy)
+        several = f" If up to {most} images show you: at most {right}."
+    what = "this model" if certificate.status == "complete" else "what this unfinished run gives away"
+    yours = "images of yours were" if certificate.of_persons else "yours was"
+    return (
+        f"If you are in one of the training images: whether {yours} used {told} from {what}. Whoever tries is right at "
+        f"most {formats.per_cent_at_most(guess)} of the time, where a coin toss is right 50 %.{weak}{several}"
+    )
+
+
+def verdict(certificate: Certificate) -> tuple[str, list[str]]:
+    """The one thing to know first, in a few words and then in sentences: the guarantee, or that there is none."""
     if not certificate.holds:
         reason = certificate.why_not_private or "no finite epsilon can be certified for it"
         treat = "Treat the model, and everything else that the run wrote, like the training images themselves."
-        parts = [paragraph("Not private", "headline"), paragraph(f"This run gives no privacy guarantee: {reason}.")]
-        parts.append(paragraph(treat))
-        if certificate.epsilon_if_private is not None:
-            parts.append(paragraph(_if_private(certificate), "hypothetical"))
-        return element("div", *parts, class_="verdict none")
+        texts = [f"This run gives no privacy guarantee: {reason}.", treat]
+        return "Not private", texts + ([] if certificate.epsilon_if_private is None else [_if_private(certificate)])
     numbers = f"ε ≤ {formats.epsilon_text(certificate.epsilon)} at δ = {formats.delta_text(certificate.delta)}"
     num_held_out = formats.count(certificate.public_inputs.num_held_out)
     held_out = f"{num_held_out} further images were held out to measure accuracy: no guarantee is given to them."
-    parts = [paragraph(numbers, "headline"), paragraph(_person(certificate)), paragraph(held_out)]
+    texts = [_person(certificate), held_out]
     if certificate.status == "running":
-        parts.append(paragraph("The run has not finished: these numbers already count every step that is planned."))
-    return element("div", *parts, class_="verdict")
+        texts.append("The run has not finished: these numbers already count every step that is planned.")
+    return numbers, texts
 
 
 def _person(guarantee: Guarantee) -> str:
@@ -46,7 +72,7 @@ def who_guesses(attacker: Attacker | None, *, of_persons: bool) -> str:
     """What an attacker is right about at most, in one sentence that stands alone."""
     what = "images of one given person were" if of_persons else "one given image was"
     guess = 1.0 if attacker is None else attacker.accuracy
-    weak = " In this worst case that is little protection." if guess > 0.99 else ""
+    weak = " In this worst case that is little protection." if guess > LITTLE else ""
     return (
         f"Someone who tries to tell whether {what} used for training is right at most "
         f"{formats.per_cent_at_most(guess)} of the time; a coin toss is right 50 % of the time.{weak}"
