@@ -23,6 +23,7 @@ _PUBLIC = {
     "plan": "sfumato.scaling.plan",
     "predict": "sfumato.evaluation.classifier",
     "repeat": "sfumato.training.trainer",
+    "report": "sfumato.reporting.several",
     "resume": "sfumato.training.trainer",
     "search": "sfumato.searching.search",
     "simulate": "sfumato.scaling.simulate",

@@ -438,7 +438,8 @@ SURFACE = {
     "search": "--trials --space --sampler --prune --paid --score-noise --batch-size --seeds --data --epsilon --delta "
     f"--set --storage --worker --output {_PLACE}",
     "sweep": f"--grid --cells --seeds --paired --workers --epsilon --delta --set --output {_PLACE}",
-    "scaling-law": "--predict-batch-size --plot --json",
+    "scaling-law": "--predict-batch-size --plot --page --json",
+    "report": "--output --json",
     "evaluate": "--data-root --test-views --specificity --prevalence --by --plot --report --trust --json",
     "predict": "--format --trust --json",
     "calibrate": "--positive --sensitivity --specificity --publish --data-root --trust --json",

@@ -19,7 +19,7 @@ options.add(app, train.train, train.resume, plan.plan, simulate.simulate, search
 options.add(
     app, simulate.scaling_law, evaluate.evaluate, evaluate.predict, evaluate.calibrate, check.check, check.models
 )
-options.add(app, files.norms, files.epsilon, files.schema, recipes.keys)
+options.add(app, files.report, files.norms, files.epsilon, files.schema, recipes.keys)
 
 shipped = typer.Typer(help="The recipes that are shipped: list, show NAME, verify.", no_args_is_help=True)
 options.add(shipped, recipes.list_, recipes.show, recipes.verify)

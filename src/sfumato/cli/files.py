@@ -1,4 +1,4 @@
-"""`sfumato norms`, `sfumato schema` and `sfumato cache`: what lies in files."""
+"""`sfumato report`, `norms`, `schema` and `cache`: what lies in files."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,40 @@ import pydantic
 
 from sfumato.run_folder.ledger import Line
 from sfumato.run_folder.record import Certificate, LoopCertificate, Metrics, PrivateMetrics, Result
+
+
+def report(runs: list[Path], *, output_: Path | None = None, json_: bool = False) -> None:
+    """Writes one self-contained page: about one run, or about several side by side. Of a sweep or a search, its page
+    anew.
+
+    Args:
+        runs: Their folders; or that of one sweep or search.
+        output_: An HTML file; default: report.html, in the folder of one run, or here for several.
+
+    Example:
+        sfumato report runs/one runs/two --output compared.html
+    """
+    from sfumato.reporting import several
+    from sfumato.run_folder import record
+    from sfumato.run_folder.files import refuse_drawing, write_atomically
+    from sfumato.searching import page as search_page
+    from sfumato.searching.result import SearchResult
+    from sfumato.studies import page as sweep_page
+    from sfumato.studies.result import Sweep
+
+    kinds: dict[str, tuple[Any, Any]] = {
+        "sweep": (Sweep, sweep_page.render),
+        "search": (SearchResult, search_page.render),
+    }
+    name = next((name for name in kinds if len(runs) == 1 and (runs[0] / f"{name}.json").exists()), None)
+    if name is None:
+        path = several.report(runs, output_)
+    else:
+        path = output_ or runs[0] / f"{name}.html"
+        refuse_drawing(path, "--output", several.ENDINGS)
+        kind, render = kinds[name]
+        write_atomically(path, render(record.read(runs[0] / f"{name}.json", kind)).encode())
+    output.answer({"page": str(path)}, json_, lambda facts: output.say(f"page        {path}"))
 
 
 def norms(run: Path, *, plot: Path | None = None, json_: bool = False) -> None:

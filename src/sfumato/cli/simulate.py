@@ -5,6 +5,7 @@ from typing import Any
 
 from sfumato.cli import options, output
 from sfumato.cli.train import asked
+from sfumato.run_folder.files import refuse_drawing, write_atomically
 
 
 def simulate(
@@ -58,7 +59,12 @@ def _show_simulation(result: Any) -> None:
 
 
 def scaling_law(
-    runs: list[Path], *, predict_batch_size: list[int] | None = None, plot: Path | None = None, json_: bool = False
+    runs: list[Path],
+    *,
+    predict_batch_size: list[int] | None = None,
+    plot: Path | None = None,
+    page: Path | None = None,
+    json_: bool = False,
 ) -> None:
     """Fits accuracy against batch size, and extrapolates to the batch that nobody has paid for yet.
 
@@ -66,6 +72,7 @@ def scaling_law(
         runs: Folders of runs of one study, or folders of such folders.
         predict_batch_size: Predict the accuracy here; may be given several times.
         plot: Writes the plot here (.svg or .png).
+        page: An HTML file to write: the points, both laws, the predictions.
 
     Example:
         sfumato scaling-law runs/cheap-* --predict-batch-size 4096
@@ -73,12 +80,18 @@ def scaling_law(
     from sfumato.scaling.law import read_study
     from sfumato.scaling.law import scaling_law as fit
 
+    if page is not None:
+        refuse_drawing(page, "--page", (".html", ".htm"))
     study = read_study(runs)
     facts = fit(study, predict_batch_size or [])
     if plot is not None:
         from sfumato.scaling.plots import draw_law
 
         draw_law(study, facts, plot)
+    if page is not None:
+        from sfumato.scaling.page import render
+
+        write_atomically(page, render(study, facts).encode())
     output.answer(facts, json_, _show_law)
 
 

@@ -18,7 +18,7 @@ COLOURS = ("first", "second", "third", "fourth", "fifth", "sixth")
 """Of the page (page.css), besides "muted"."""
 WIDTHS = {"wide": 736, "narrow": 340}
 """Of a drawing, in pixels; the page shows the one that fits."""
-_LEFT, _RIGHT = 56, 24
+_LEFT, _RIGHT = 64, 24
 _ROW, _GAP, _LETTER = 20, 18, 6.8  # of text: height, between entries, width of a letter
 _MARKER = 2.5
 LOGARITHMIC_FROM = 8.0
@@ -37,6 +37,7 @@ class Curve:
         steps: x are the edges of bins (one more than there are y), and y their heights.
         band: Lower and upper ends of y, drawn faintly.
         width: Of the line; 0: there is none, but markers.
+        labels: Beside each marker.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Curve:
     steps: bool = False
     band: tuple[Numbers, Numbers] | None = None
     width: float = 2.0
+    labels: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,6 +253,8 @@ def _curve(
     if curve.markers:
         for a, b in zip(xs, ys, strict=True):
             _dot(drawing, curve, a, b)
+    for a, b, label in zip(xs, ys, curve.labels, strict=False):
+        _text(drawing, a + 8, b + 4, label)
 
 
 def _stroke(curve: Curve) -> str:

@@ -10,25 +10,19 @@ import numpy as np
 from sfumato.accounting import formats, gaussian, rdp
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError
+from sfumato.reporting.charts import figure_of
 from sfumato.run_folder.files import refuse_drawing
-from sfumato.scaling.law import Run, fit, predict
+from sfumato.scaling.law import Run
+from sfumato.scaling.page import drawn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 FORMATS = (".svg", ".png", ".pdf")
 _SIGMAS = np.geomspace(0.3, 20, 40)
 _STEPS = (0.25, 1.0, 4.0)
 _ORDERS = np.geomspace(1.1, 64, 40)
 _WALLS = (0.5, 2.0)
-
-
-def _figure(path: Path, width: float) -> "Figure":
-    refuse_drawing(path, "--plot", FORMATS)
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, 4), layout="constrained")
 
 
 def draw_plan(mechanism: Mechanism, delta: float, path: Path) -> None:
@@ -44,7 +38,10 @@ def draw_plan(mechanism: Mechanism, delta: float, path: Path) -> None:
     """
     if not mechanism.noise_multiplier or not mechanism.num_steps:
         raise InputError("--plot draws noise against epsilon, but the run has no noise or no steps.")
-    figure = _figure(path, 10)
+    refuse_drawing(path, "--plot", FORMATS)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     _draw_epsilons(left, mechanism, delta)
     _draw_divergences(right, mechanism)
@@ -85,8 +82,7 @@ def _draw_divergences(right: "Axes", mechanism: Mechanism) -> None:
 
 
 def draw_law(runs: Sequence[Run], facts: dict[str, Any], path: Path) -> None:
-    """Runs as points, the law that is used with its interval, the other dashed, predictions as
-    stars.
+    """The page's chart of a law (`sfumato.scaling.page`) as a file.
 
     Args:
         facts: From `sfumato.scaling.law.scaling_law`.
@@ -94,26 +90,5 @@ def draw_law(runs: Sequence[Run], facts: dict[str, Any], path: Path) -> None:
     Raises:
         InputError: If the file's ending is unknown.
     """
-    points = [run.point for run in runs]
-    fits, batches = fit(points), [point.batch_size for point in points]
-    used, other = fits
-    stars = [(prediction["batch_size"], prediction["accuracy"]) for prediction in facts["predictions"]]
-    sizes = [*batches, *(size for size, _ in stars)]
-    grid = np.unique(np.geomspace(min(sizes) / 1.2, max(sizes) * 1.2, 200).round().astype(int))
-    low, value, high = np.array([[p.low, p.accuracy, p.high] for p in (predict(fits, int(size)) for size in grid)]).T
-
-    figure = _figure(path, 6)
-    axes = figure.subplots()
-    axes.fill_between(grid, 100 * low, 100 * high, color="tab:blue", alpha=0.15, linewidth=0, label="95 % of runs")
-    axes.plot(grid, 100 * value, color="tab:blue", label=used.law)
-    dashed = [100 * other.predict(int(size)).accuracy for size in grid]
-    axes.plot(grid, dashed, color="tab:gray", linestyle="--", label=f"{other.law} (not used)")
-    reached = [100 * point.accuracy for point in points]
-    axes.plot(batches, reached, "ok", markersize=4, label="simulations")
-    if stars:
-        places, heights = zip(*stars, strict=True)
-        axes.plot(places, 100 * np.array(heights), "*", color="tab:red", markersize=14, label="prediction")
-    axes.set_xscale("log", base=2)
-    axes.set(xlabel="batch size at a constant sigma / B", ylabel="held-out accuracy, %")
-    axes.legend(frameon=False)
-    figure.savefig(path)
+    refuse_drawing(path, "--plot", FORMATS)
+    figure_of(*drawn(runs, facts)).savefig(path)

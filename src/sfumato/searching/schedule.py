@@ -137,7 +137,9 @@ class Search:
                 [{key: each[key] for key in each if key in group} for each in listed]
                 for listed in ([outcome.settings for outcome in outcomes], untried)
             )
-            stages.append(Stage(**dict(found), name=name, settings=settings, tried=compared, untried=left))
+            reached = [each.accuracies and sum(each.accuracies) / len(each.accuracies) for each in outcomes]
+            told: dict[str, Any] = {**dict(found), "name": name, "settings": settings, "accuracies": reached}
+            stages.append(Stage(**told, tried=compared, untried=left))
         law = self.law_slots(settings)
         return Agenda([*slots, *law], stages, settings, all(slot.name in finished for slot in law))
 

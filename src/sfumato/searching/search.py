@@ -23,6 +23,7 @@ from sfumato.run_folder.record import Result
 from sfumato.scaling.law import NOT_TOLD_APART, Fit, Point, Prediction, fit, predict, rivals
 from sfumato.scaling.simulate import simulations
 from sfumato.searching.options import SearchOptions
+from sfumato.searching.page import render
 from sfumato.searching.result import Best, Cost, Predicted, SearchResult
 from sfumato.searching.schedule import Agenda, Outcome, Search, Slot, accuracies_of, plan_search
 from sfumato.searching.space import Settings, apply, possible, trial_of, views_of
@@ -101,6 +102,7 @@ def search_by(options: SearchOptions) -> SearchResult:
     if path is not None:
         write_atomically(path, as_toml(wanted, agenda, found, options.name).encode())
         write_json(folder / "search.json", found.as_json())
+        write_atomically(folder / "search.html", render(found).encode())
     return found
 
 
