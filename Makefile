@@ -14,7 +14,7 @@ export TMPDIR := $(if $(wildcard /dev/shm),/dev/shm,$(or $(TMPDIR),/tmp))
 # A file of tests on each core: they use little more than one each.
 PYTEST := $(VENV)/bin/python -m pytest -q --numprocesses auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test quick test-slow lint setup
+.PHONY: demo test quick test-slow browser lint setup
 demo: $(USED)
 	$(VENV)/bin/sfumato train demo/digits
 
@@ -31,6 +31,13 @@ quick: lint $(DATA)/.unpacked
 
 test-slow: $(STAMP) $(DATA)/.unpacked
 	SFUMATO_DATA=$(DATA) $(VENV)/bin/python -m pytest -q -m slow
+
+# Pages in a real browser: Debian's Chromium, which root installs, and what drives it. Then `make test` looks, too.
+browser: $(STAMP)
+	@command -v chromium || [ "$$(id -u)" = 0 ] || { echo "error: no chromium. Let root run: apt-get install chromium"; exit 1; }
+	command -v chromium || { apt-get update && apt-get install --yes chromium; }
+	$(INSTALL) '.[browser]'
+	$(PYTEST) tests/reporting/test_browser.py
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check --no-cache .

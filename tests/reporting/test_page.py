@@ -175,6 +175,37 @@ def test_the_opening_tells_of_images_that_do_not_contribute(tmp_path, people, sa
     assert f"trained on {says}" in Page(private(tmp_path, **SEVERAL, public_inputs=public)).text
 
 
+def first_words(page: str) -> str:
+    return re.search(r'</h1>\s*<p class="patient">([^<]*)</p>', page).group(1).replace("\xa0", " ")
+
+
+@pytest.mark.parametrize(
+    ("stated", "said", "unsaid"),
+    [
+        ({}, "yours was used can hardly be told from this model.", "little"),
+        ({}, "right at most 65.50 % of the time, where a coin toss is right 50 %.", "If up to"),
+        ({}, "If several of the images show you, it is easier to tell.", "no guarantee"),
+        ({"attacker": folders.attacker(0.75001)}, "cannot be told for certain from this model.", "hardly"),
+        ({"attacker": folders.attacker(0.995)}, "may well be told from this model.", "hardly"),
+        ({"attacker": folders.attacker(0.995)}, "at most 99.50 % of the time", "hardly"),
+        ({"attacker": folders.attacker(0.995)}, "That is little protection.", "hardly"),
+        ({"attacker": None}, "right at most 100.00 % of the time", "hardly"),
+        (
+            {**SEVERAL, "attacker_person": folders.attacker(0.8)},
+            "If up to 3 images show you: at most 80.00 %.",
+            "several",
+        ),
+        ({**SEVERAL, "unit": "one person with at most 3 images"}, "images of yours were used can hardly", "If several"),
+        ({"status": "running"}, "can hardly be told from what this unfinished run gives away.", "this model"),
+        (UNBOUNDED, "this run gives you no guarantee.", "%"),
+        (UNBOUNDED, "whether your image was used, and even what it shows", "hardly"),
+    ],
+)
+def test_the_first_words_tell_a_patient_what_the_certificate_says_and_no_more(tmp_path, stated, said, unsaid):
+    words = first_words(private(tmp_path, **stated))
+    assert words.startswith("If you are in one of the training images:") and said in words and unsaid not in words
+
+
 OF_PERSONS = {**SEVERAL, "unit": "one person with at most 3 images"}
 
 

@@ -98,9 +98,10 @@ def test_the_same_command_again_goes_on_where_it_stopped(study, tmp_path, capsys
     assert "optimizer.learning_rate" in capsys.readouterr().err
 
 
-def test_a_study_gives_a_law_a_prediction_and_a_plot(study, capsys, tmp_path):
-    plot = tmp_path / "law.svg"
-    assert sfumato(["scaling-law", str(study), "--predict-batch-size", "512", "--plot", str(plot), "--json"]) == 0
+def test_a_study_gives_a_law_a_prediction_a_plot_and_a_page(study, capsys, tmp_path):
+    plot, page = tmp_path / "law.svg", tmp_path / "law.html"
+    words = ["scaling-law", str(study), "--predict-batch-size", "512", "--plot", str(plot), "--page", str(page)]
+    assert sfumato([*words, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert set(facts["coefficients"]) == {"a", "b"} and facts["num_runs"] == 6
     assert facts["law"] in ("a + b / B", "a + b log2 B")
@@ -108,6 +109,11 @@ def test_a_study_gives_a_law_a_prediction_and_a_plot(study, capsys, tmp_path):
     assert prediction["low"] < prediction["accuracy"] < prediction["high"] and prediction["batch_size"] == 512
     assert set(facts["rho"]) == {"16", "64"} and 0 < facts["rho"]["64"] < facts["rho"]["16"] < math.inf
     assert "<svg" in plot.read_text()
+    shown = " ".join(page.read_text().split())
+    assert f"<td>512</td><td>{100 * prediction['accuracy']:.2f} %</td>" in shown
+    assert f"Accuracy follows {facts['law']}" in shown and "not private" in shown
+    assert str(facts["rho"]["16"])[:6] not in shown  # a statistic of the training images
+    assert sfumato([*words[:-1], str(tmp_path / "law.pdf")]) == 2 and "ends in .html" in capsys.readouterr().err
 
 
 def test_runs_that_do_not_belong_together_are_refused_by_name(study, tmp_path):

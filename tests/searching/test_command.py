@@ -89,7 +89,7 @@ def test_a_search_ends_with_a_recipe_that_train_takes_and_whose_certificate_was_
     jsonschema.validate(written, json.loads(call(capsys, "schema", "search")[1]))
     assert written == found
     # No weights of simulations.
-    assert sorted(path.name for path in folder.iterdir()) == ["recipe.toml", "search.json", "study.db"]
+    assert sorted(path.name for path in folder.iterdir()) == ["recipe.toml", "search.html", "search.json", "study.db"]
 
     made = len(seen)
     assert json_of(capsys, *words) == found and len(seen) == made  # finished: nothing is made again
