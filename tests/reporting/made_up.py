@@ -105,7 +105,7 @@ def law_runs() -> list[law.Run]:
 
 def pages(folder: Path) -> dict[str, Path]:
     """Every kind of page below a folder, by its name."""
-    private, result, curve = folders.private_certificate(), folders.finished(DIGITS), folders.curve(40)
+    private, result, curve = folders.private_certificate(), folders.finished(DIGITS), folders.curve(26)
     runs = {
         "private": (folders.private_certificate(audit=CLAIM), result, curve),
         "not private": (folders.public_certificate(), folders.finished(["a", "b" * 30]), curve),
