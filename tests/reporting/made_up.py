@@ -41,7 +41,7 @@ def thirty(folder: Path) -> list[Path]:
             seed, rate = None, 1.0 if number == 9 else 2.0
             if number == 8:
                 claim, seed = folders.public_certificate(), repeat
-            accuracy = 0.55 + 0.04 * number + 0.012 * repeat - 0.002 * number * repeat
+            accuracy = 0.55 + 0.04 * number + 0.01 * repeat**2 - 0.001 * number * repeat
             result = folders.finished(DIGITS, accuracy=accuracy, accuracy_interval=[accuracy - 0.02, accuracy + 0.02])
             if (number, repeat) == (9, 2):
                 claim, result = {**claim, "status": "running"}, None

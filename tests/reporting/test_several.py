@@ -73,10 +73,21 @@ def test_the_page_says_what_no_epsilon_on_it_covers(thirty):
     assert "29 of 30 runs finished" in text
 
 
-def dots(page: str, name: str) -> list[tuple[float, float]]:
-    """Of the settings, in the wide drawing, without those of the legend."""
-    drawing = next(each for each in re.findall(r"<svg.*?</svg>", page, re.DOTALL) if f'id="{name}-title"' in each)
-    svg = ElementTree.fromstring(drawing)
+def assert_affine(places, values) -> None:
+    """As an axis must place them, upwards."""
+    slope, start = np.polyfit(values, places, 1)
+    np.testing.assert_allclose(places, slope * np.array(values) + start, atol=0.02)
+    assert slope > 0
+
+
+def drawn(page: str, name: str) -> ElementTree.Element:
+    """The wide drawing of a chart."""
+    drawings = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    return ElementTree.fromstring(next(each for each in drawings if f'id="{name}-title"' in each))
+
+
+def dots(svg: ElementTree.Element) -> list[tuple[float, float]]:
+    """Of the settings, without those of the legend."""
     return [(float(dot.get("cx")), float(dot.get("cy"))) for dot in svg.iter("circle") if float(dot.get("cy")) > 50]
 
 
@@ -84,14 +95,15 @@ def test_dots_stand_at_epsilon_or_gradients_and_at_the_median_accuracy(thirty):
     runs, page = thirty
     settings = several.settings_of([read_run(run) for run in runs])
     private = [setting for setting in settings if setting.certificate.holds]
-    places = np.array(dots(page, "epsilon"))
+    svg = drawn(page, "epsilon")
+    places = np.array(dots(svg))
     assert len(places) == len(private) == 9  # the one that is not private is not there
-    epsilons = np.log([setting.certificate.epsilon for setting in private])
-    for values, drawn in ((epsilons, places[:, 0]), ([setting.median for setting in private], -places[:, 1])):
-        np.testing.assert_allclose(
-            np.ptp(drawn) * (values - np.min(values)), np.ptp(values) * (drawn - drawn.min()), atol=0.1
-        )
-    assert len(dots(page, "gradients")) == 10
+    assert_affine(places[:, 0], np.log([setting.certificate.epsilon for setting in private]))
+    bars = [line.get("points") for line in svg.iter("polyline") if line.get("class") == "curve"]
+    ends = np.array([[float(pair.split(",")[1]) for pair in points.split()] for points in bars])
+    reached = [(min(each.accuracies), each.median, max(each.accuracies)) for each in private]
+    assert_affine(-np.column_stack([ends[:, 0], places[:, 1], ends[:, 1]]).ravel(), np.ravel(reached))
+    assert len(dots(drawn(page, "gradients"))) == 10
     assert {setting.num_gradients for setting in settings} == {60 * 512}
 
 

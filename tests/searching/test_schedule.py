@@ -36,8 +36,9 @@ def test_the_greedy_order_finds_the_best_of_each_group_on_top_of_the_one_before(
     assert agenda.stages[0].gain == pytest.approx(0.06)
     assert agenda.stages[1].gain == pytest.approx(0.1 * (0.9999 - 0.9))
     for stage, group in zip(agenda.stages, made_up_search().space.groups.values(), strict=True):
-        of_stage = [found.settings for name, found in finished.items() if name.startswith(f"candidate: {stage.name}")]
-        assert stage.tried == [{key: tried[key] for key in group} for tried in of_stage]
+        of_stage = [found for name, found in finished.items() if name.startswith(f"candidate: {stage.name}")]
+        assert stage.tried == [{key: found.settings[key] for key in group} for found in of_stage]
+        assert stage.accuracies == pytest.approx([np.mean(found.accuracies) for found in of_stage])
     averaged = [found.settings for name, found in finished.items() if name.startswith("candidate: averaging")]
     assert averaged and all("optimizer.learning_rate" in settings for settings in averaged)
 
