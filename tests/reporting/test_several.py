@@ -69,7 +69,7 @@ def test_the_page_says_what_no_epsilon_on_it_covers(thirty):
     assert "Each epsilon on this page is that of one run alone." in text
     assert "Together the runs cost more: sfumato epsilon RUN..." in text
     assert "Choosing the best of them by these accuracies is covered by no epsilon on this page." in text
-    assert "3 of 30 runs are not private: nothing is guaranteed." in text and "from a public seed" in text
+    assert "3 of 30 runs are not private: nothing is guaranteed for them." in text and "from a public seed" in text
     assert "29 of 30 runs finished" in text
 
 
@@ -182,7 +182,9 @@ def test_a_page_that_cannot_be_is_refused_with_what_why_and_remedy(tmp_path, cap
     runs = made_up.thirty(tmp_path / "runs")[:2]
     (tmp_path / "photos").mkdir()
     (tmp_path / "runs" / "nothing").mkdir()
-    assert "recipe.toml" in refused(capsys, "report", tmp_path / "runs" / "nothing", runs[0])
+    assert "privacy.json cannot be read. Give a whole run folder." in refused(
+        capsys, "report", tmp_path / "runs" / "nothing", runs[0]
+    )
     assert "Make it" in refused(capsys, "report", *runs, "--output", tmp_path / "none" / "page.html")
     assert ".html" in refused(capsys, "report", *runs, "--output", tmp_path / "page.pdf")
     recipe = folders.RECIPE.replace('name = "digits"', 'name = "folder"')

@@ -129,9 +129,10 @@ def _run(
 ) -> None:
     """Runs an audit, prints what it found, and draws its page."""
     if page is not None:
+        from sfumato.reporting import html
         from sfumato.run_folder.files import refuse_drawing
 
-        refuse_drawing(page, "--page", (".html", ".htm"))
+        refuse_drawing(page, "--page", html.ENDINGS)
     games: list[Any] = []  # scores and members
     with output.interruptible(kept=kept or "nothing is kept, so it begins anew"):
         found = audit(report=output.note, keep=lambda *given: games.extend(given), **numbers)

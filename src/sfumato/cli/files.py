@@ -25,7 +25,7 @@ def report(runs: list[Path], *, output_: Path | None = None, json_: bool = False
     Example:
         sfumato report runs/one runs/two --output compared.html
     """
-    from sfumato.reporting import several
+    from sfumato.reporting import html, several
     from sfumato.run_folder import record
     from sfumato.run_folder.files import refuse_drawing, write_atomically
     from sfumato.searching import page as search_page
@@ -42,7 +42,7 @@ def report(runs: list[Path], *, output_: Path | None = None, json_: bool = False
         path = several.report(runs, output_)
     else:
         path = output_ or runs[0] / f"{name}.html"
-        refuse_drawing(path, "--output", several.ENDINGS)
+        refuse_drawing(path, "--output", html.ENDINGS)
         kind, render = kinds[name]
         write_atomically(path, render(record.read(runs[0] / f"{name}.json", kind)).encode())
     output.answer({"page": str(path)}, json_, lambda facts: output.say(f"page        {path}"))

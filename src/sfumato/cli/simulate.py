@@ -81,7 +81,9 @@ def scaling_law(
     from sfumato.scaling.law import scaling_law as fit
 
     if page is not None:
-        refuse_drawing(page, "--page", (".html", ".htm"))
+        from sfumato.reporting import html
+
+        refuse_drawing(page, "--page", html.ENDINGS)
     study = read_study(runs)
     facts = fit(study, predict_batch_size or [])
     if plot is not None:

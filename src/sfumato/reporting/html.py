@@ -7,6 +7,9 @@ import jinja2
 
 from sfumato.accounting import formats
 
+ENDINGS = (".html", ".htm")
+"""Of the name of a page."""
+
 
 def _spelled_out(value: Any) -> Any:
     """Control characters, as a class's name may hold, are spelled out."""

@@ -52,6 +52,7 @@ def read_run(folder: Path) -> Recorded:
     Raises:
         InputError: If one is missing or damaged.
     """
+    certificate = record.read(folder / record.CERTIFICATE_FILE, Certificate)
     recipe = config.read(folder / "recipe.toml")
     config.parse(recipe)  # a file that is no recipe is not shown
     recipe["data"].pop("path", None)  # nor where the images lie, whoever wrote that there
@@ -61,7 +62,7 @@ def read_run(folder: Path) -> Recorded:
 
     return Recorded(
         name=folder.resolve().name,
-        certificate=record.read(folder / record.CERTIFICATE_FILE, Certificate),
+        certificate=certificate,
         result=read_if_there(record.RESULT_FILE, Result),
         metrics=sorted(record.read_lines(folder / record.METRICS_FILE, Metrics), key=lambda line: line.step),
         recipe=recipe,

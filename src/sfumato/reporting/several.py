@@ -15,8 +15,6 @@ from sfumato.reporting.page import Recorded, read_run, write_report
 from sfumato.reporting.page import render as page_of_one
 from sfumato.run_folder.files import DATA_ROOT_FILE, read_place, refuse_among_images, refuse_drawing, write_atomically
 
-ENDINGS = (".html", ".htm")
-
 
 class Setting:
     """Runs that differ in their randomness alone.
@@ -66,9 +64,9 @@ def report(runs: Sequence[Path | str] | Path | str, output: Path | str | None = 
     if len(folders) == 1 and output is None:
         return write_report(folders[0])
     path = Path("report.html" if output is None else output)
-    refuse_drawing(path, "--output", ENDINGS)
+    refuse_drawing(path, "--output", html.ENDINGS)
     found = [read_run(folder) for folder in folders]
-    for folder, run in zip(folders, found, strict=True):
+    for folder, run in zip(folders, found, strict=True):  # what owner/ says of where images lie comes on no page
         refuse_among_images(path, config.parse(run.recipe).data, read_place(folder, DATA_ROOT_FILE))
     page = page_of_one(found[0]) if len(found) == 1 else render(found, names_of(folders))
     write_atomically(path, page.encode())
