@@ -126,6 +126,12 @@ def test_epsilons_of_another_unit_or_delta_are_other_dots(tmp_path):
     assert [row[0] for row in rows_of(page, "Settings")[1:]] == ["1", "2", "3"]
 
 
+def test_runs_of_other_classes_are_no_one_setting(tmp_path):
+    claim = folders.private_certificate()
+    runs = [folders.write_run(tmp_path / a, claim, folders.finished([a, "z"]), folders.curve(1)) for a in "ab"]
+    assert len(several.settings_of([read_run(run) for run in runs])) == 2
+
+
 def test_only_what_is_public_is_told_and_as_text(tmp_path):
     evil = "<script>alert(1)</script>"
     recipe = folders.RECIPE.replace('"small_cnn"', f'"{evil}"') + '[run]\nissuer = "<b>"\n'

@@ -115,13 +115,14 @@ def render(runs: Sequence[Recorded], names: Sequence[str]) -> str:
 
 
 def settings_of(runs: Sequence[Recorded]) -> list[Setting]:
-    """The runs by what they share: all but a seed."""
+    """The runs by what they share: recipe but for a seed, claim, classes and number of images."""
     groups: dict[str, tuple[dict[str, str], list[Recorded]]] = {}
     for run in runs:
         values = _flat(run.recipe)
         values.pop("run.seed", None)
         values["training images"] = formats.count(run.certificate.public_inputs.num_examples)
-        groups.setdefault(json.dumps([values, claim_of(run)], sort_keys=True), (values, []))[1].append(run)
+        alike = json.dumps([values, claim_of(run), run.classes], sort_keys=True)
+        groups.setdefault(alike, (values, []))[1].append(run)
     return [Setting(number, *group) for number, group in enumerate(groups.values(), start=1)]
 
 
