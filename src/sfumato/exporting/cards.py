@@ -98,5 +98,5 @@ def _as_markdown(value: Any) -> str:
     """No value becomes markup, or another line: names of classes are anybody's."""
     if isinstance(value, markupsafe.Markup):
         return value
-    text = re.sub(r"([\\`*_\[\]|~])", r"\\\1", " ".join(str(value).split()))
-    return str(markupsafe.escape(formats.plain(text)))
+    text = re.sub(r"([\\`*\[\]|~]|\b_|_\b)", r"\\\1", " ".join(str(value).split()))
+    return formats.plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

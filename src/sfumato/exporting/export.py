@@ -79,7 +79,7 @@ def export(run: str | Path, output: str | Path, *, about: About | None = None, t
         output.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
         unless_done.callback(shutil.rmtree, made)
-        folder = made / run.resolve().name
+        folder = made / output.name
         folder.mkdir()
         for name in OF_THE_RUN:
             if (run / name).exists():
