@@ -12,7 +12,6 @@ import numpy as np
 import onnxruntime
 from PIL import Image, PngImagePlugin
 
-PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 2**28
 GREY_16 = ("I;16", "I;16L", "I;16B", "I;16N")
 MIRRORED, UPSIDE, TRANSPOSED = (
     Image.Transpose.FLIP_LEFT_RIGHT,
@@ -88,6 +87,7 @@ def pixels(path, size, whole, channels, resize):  # (1, size, size, channels), u
 
 
 if __name__ == "__main__":
+    PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 2**28  # beside pixels some tools write much
     net = onnxruntime.InferenceSession(str(Path(__file__).with_name("model.onnx")))
     facts = json.loads(net.get_modelmeta().custom_metadata_map["sfumato"])
     how = [facts[key] for key in ("image_size", "decoded_size", "channels", "resize")]
