@@ -2,9 +2,9 @@
 
     python -m benchmarks.exports PICTURES RUN...
 
-For each run and each picture of a folder: class and probabilities by `sfumato predict`, by predict.py of the export in a
-process of its own (`--python`: of an environment without Sfumato), and by timm, with timm's own transform, where it can
-read the export. Prints how many classes are equal, and by how much probabilities differ at most.
+For each run and each picture of a folder: class and probabilities by `sfumato predict`, by predict.py of the export in
+a process of its own (`--python`: of an environment without Sfumato), and by timm, with timm's own transform, where it
+can read the export. Prints how many classes are equal, and by how much probabilities differ at most.
 """
 
 import argparse

@@ -33,7 +33,8 @@ TABLE = {
     "searching": "scaling reporting training evaluation run_folder planning accounting data",
     "auditing": "reporting training evaluation run_folder accounting clipping data models",
     "studies": "models scaling reporting training run_folder planning accounting data",
-    "cli": "auditing torch_internals recipes accounting models clipping data planning run_folder evaluation training "
+    "exporting": "reporting evaluation run_folder accounting models",
+    "cli": "exporting auditing torch_internals recipes accounting models clipping data planning run_folder evaluation training "
     "reporting scaling searching studies",
 }
 MAY_IMPORT = {part: set(others.split()) for part, others in TABLE.items()}

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 import sfumato
+from sfumato.evaluation.evaluate import calibrate, evaluate
 from sfumato.exporting.cards import About
 from tests.cli.test_cli import photos
 
@@ -21,8 +22,6 @@ def run(images, tmp_path_factory) -> Path:
     """Calibrated, with a threshold."""
     folder = tmp_path_factory.mktemp("runs") / "photos"
     sfumato.train("image-folder", folder, data_root=str(images), epsilon=8, settings=FEW)
-    from sfumato.evaluation.evaluate import calibrate, evaluate
-
     more = photos(folder.parent / "more", 120, seed=3)
     calibrate(folder, more, positive="checks", sensitivity=0.9)
     evaluate(folder, more, publish=True)

@@ -126,7 +126,7 @@ def push_to_hub(folder: Path, name: str) -> str:
     Raises:
         InputError: If huggingface_hub is not installed, or the hub refuses.
     """
-    hub = imported("huggingface_hub", "which --push-to-hub needs. Install it: pip install 'sfumato[hub]'")
+    hub = imported("huggingface_hub", "which --push-to-hub needs. Install it: pip install huggingface_hub")
     remedy = f"The export is whole in {folder}. Log in by `hf auth login`, and push again with huggingface_hub."
     with refusing(f"{folder} cannot be pushed to {name}", remedy, Exception):
         hub.create_repo(name, private=True, exist_ok=True)

@@ -20,7 +20,7 @@ from sfumato.run_folder.record import Certificate
 ONNX_FILE = "model.onnx"
 FACTS = "sfumato"
 """The key of its metadata under which facts stand as JSON."""
-_NEEDED = "which writing and checking model.onnx needs. Install it: pip install 'sfumato[onnx]'"
+_NEEDED = "which writing and checking model.onnx needs. Install it: pip install onnx onnxscript onnxruntime"
 _ANEW = "Ask for the export anew."
 _OPSET = 20
 _ROWS, _AT_ONCE = 32, 4
@@ -104,19 +104,20 @@ def findings(trained: Trained, path: Path, certificate: Certificate) -> list[str
     runtime = imported("onnxruntime", _NEEDED)
     told = _checked(path, trained)
     expected = _facts(trained, certificate)
-    wrong = [f"{path.name} states another {key} than the run" for key in expected if told.get(key) != expected[key]]
+    others = [key for key in expected if told.get(key) != expected[key]]
+    wrong = [f"{path.name} states another {', '.join(others)} than the run"] if others else []
     options = runtime.SessionOptions()
     options.log_severity_level = 4  # what is wrong is raised
-    worst, others, deployed = 0.0, 0, Deployed(trained).eval()
+    worst, misnamed, deployed = 0.0, 0, Deployed(trained).eval()
     with refusing(f"{path.name} cannot be run", _ANEW, Exception), torch.no_grad():
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         for pixels in trial_images(trained, _ROWS).split(_AT_ONCE):
             decided, probabilities = session.run(["class", "probabilities"], {"pixels": pixels.numpy()})
             classes, shares = (value.numpy() for value in deployed(pixels))
             worst = max(worst, float(np.abs(probabilities - shares).max()))
-            others += int((decided != classes).sum())
-    if not worst <= _TOLERANCE or others:
-        answers = f"{others} of {_ROWS} made-up images get another class, probabilities differ by up to {worst:.1e}"
+            misnamed += int((decided != classes).sum())
+    if not worst <= _TOLERANCE or misnamed:
+        answers = f"{misnamed} of {_ROWS} made-up images get another class, probabilities differ by up to {worst:.1e}"
         wrong.append(f"{path.name} answers otherwise than the weights: {answers}")
     return wrong
 

@@ -110,7 +110,7 @@ def _model(
     if not path.exists():
         not_checked.append(f"{path.name}: it is not there")
     elif missing:
-        not_checked.append(f"{path.name}: {missing[0]} is not installed (pip install 'sfumato[onnx]')")
+        not_checked.append(f"{path.name}: {missing[0]} is not installed (pip install onnx onnxruntime)")
     else:
         findings += onnx_model.findings(trained, path, certificate)
         checked.append(f"answers of {path.name} against the weights', on made-up images")

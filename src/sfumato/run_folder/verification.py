@@ -99,9 +99,9 @@ def _plan_of(recipe: config.ResolvedRecipe, public: PublicInputs, lines: ledger.
 
 
 def _differing(path: Path, stated: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    """What is not stated as it is expected, a line each."""
+    """What is not stated as it is expected: one line, or none."""
     wrong = [key for key, value in expected.items() if key not in stated or not _alike(stated[key], value)]
-    return [f"{path} states another {key} than the run's ledger and recipe give" for key in wrong]
+    return [f"{path} states another {', '.join(wrong)} than the run's ledger and recipe give"] if wrong else []
 
 
 def _alike(stated: Any, expected: Any) -> bool:
@@ -140,4 +140,5 @@ def _refuse_bomb(path: Path) -> None:
     with path.open("rb") as file:
         header = int.from_bytes(file.read(8), "little")
     if found.st_size > DENSEST * found.st_blocks * 512 + 2**16 or header > _MOST_OF_HEADER:
-        raise InputError(f"{path} has a hole, or a header of {header} bytes, as no run writes. Restore it from a copy.")
+        why = f"it has a hole, or a header of {header} bytes"
+        raise InputError(f"{path} is no model file of a run: {why}. Restore it from a copy.")
