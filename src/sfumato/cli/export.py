@@ -42,6 +42,8 @@ def export(
 
     about = About(intended_use, data, license_)
     found = hand_on(run, output_, about=about, trust=trust or ())
+    if uncovered := [name for name in ("calibration.json", "evaluation.json") if name in found.files]:
+        output.note(f"{' and '.join(uncovered)} went with it: no epsilon covers the images that they are of")
     if push_to_hub is not None:
         output.note(f"pushed to {push(output_, push_to_hub)}, as a private model")
     output.answer(found, json_, _show_export)
