@@ -16,12 +16,11 @@ from sfumato.json_record import Record
 from sfumato.models.libraries import imported
 from sfumato.reporting.page import read_run, write_report
 from sfumato.run_folder import record
-from sfumato.run_folder.files import machine_faults, refuse_links, refuse_name
+from sfumato.run_folder.files import SUMS_FILE, machine_faults, refuse_links, refuse_name
 from sfumato.run_folder.ledger import LEDGER_FILE
 from sfumato.run_folder.tested import EVALUATION_FILE
 from sfumato.run_folder.verification import verify_run
 
-SUMS_FILE = "SHA256SUMS"
 PREDICT = Path(__file__).with_name("predict.py")
 OF_THE_RUN = (
     "recipe.toml",

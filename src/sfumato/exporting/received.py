@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sfumato.errors import InputError, refusing
-from sfumato.exporting.export import MADE, OF_THE_RUN, SUMS_FILE
+from sfumato.exporting.export import MADE, OF_THE_RUN
 from sfumato.exporting.onnx_model import ONNX_FILE
+from sfumato.run_folder.files import SUMS_FILE
 from sfumato.run_folder.ledger import LEDGER_FILE
 from sfumato.run_folder.record import METRICS_FILE, WEIGHTS_FILE
 from sfumato.run_folder.verification import DENSEST

@@ -9,10 +9,11 @@ from sfumato.accounting import formats
 from sfumato.errors import InputError
 from sfumato.evaluation.trained import load
 from sfumato.exporting import onnx_model, timm_folder
-from sfumato.exporting.export import PREDICT, SUMS_FILE, sha256_of
+from sfumato.exporting.export import PREDICT, sha256_of
 from sfumato.exporting.received import opened
 from sfumato.json_record import Record
 from sfumato.models import registry
+from sfumato.run_folder.files import SUMS_FILE
 from sfumato.run_folder.record import Certificate
 from sfumato.run_folder.verification import compare_run
 
