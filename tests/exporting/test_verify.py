@@ -24,6 +24,7 @@ from sfumato.exporting.onnx_model import FACTS
 from sfumato.planning.claims import claims_of
 from sfumato.run_folder.files import write_with_metadata
 from sfumato.run_folder.verification import read_model_file
+from tests.cli.test_cli import call, json_of, refused
 
 CERTIFICATE = "privacy.json"
 
@@ -283,3 +284,15 @@ def test_a_zip_that_is_cut_or_none_is_refused(exported, tmp_path):
         (tmp_path / "cut.zip").write_bytes(content)
         with pytest.raises(InputError):
             sfumato.verify(tmp_path / "cut.zip")
+
+
+def test_the_commands_answer_in_json_and_by_their_status(run, exported, received, tmp_path, capsys):
+    told = json_of(capsys, "export", run, "--output", tmp_path / "made", "--license", "other")
+    assert set(told["files"]) == {path.name for path in (tmp_path / "made").iterdir()}
+    assert json_of(capsys, "verify", exported)["valid"] is True
+    TAMPERINGS["weights"](received)
+    status, out, _ = call(capsys, "verify", received, "--json")
+    assert status == 1 and json.loads(out)["valid"] is False and json.loads(out)["findings"]
+    (received / "more").touch()
+    assert "more is no file of an export" in refused(capsys, "verify", received)
+    assert "there is no" in refused(capsys, "verify", tmp_path / "nothing")
