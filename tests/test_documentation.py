@@ -49,8 +49,9 @@ def test_somebodys_own_loop_learns_and_says_what_it_spent():
 
 def test_whatever_is_to_be_installed_is_a_package_that_the_project_names():
     """An extra of a project that is not on an index could not be typed."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    known = {re.match(r"[\w\-\[\]]+", each)[0] for packages in extras.values() for each in packages} | {"torchvision"}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = [project["dependencies"], *project["optional-dependencies"].values()]
+    known = {re.match(r"[\w\-\[\]]+", each)[0] for packages in listed for each in packages}
     texts = [*(ROOT / "src").rglob("*.py"), ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     named = [
         name

@@ -33,8 +33,9 @@ TABLE = {
     "searching": "scaling reporting training evaluation run_folder planning accounting data",
     "auditing": "reporting training evaluation run_folder accounting clipping data models",
     "studies": "models scaling reporting training run_folder planning accounting data",
+    "exporting": "reporting evaluation run_folder accounting models",
     "cli": "auditing torch_internals recipes accounting models clipping data planning run_folder evaluation training "
-    "reporting scaling searching studies",
+    "reporting scaling searching studies exporting",
 }
 MAY_IMPORT = {part: set(others.split()) for part, others in TABLE.items()}
 LIGHT = ("accounting", "planning", "reporting", "recipes", "config", "json_record", "errors")

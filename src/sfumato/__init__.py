@@ -17,6 +17,7 @@ _PUBLIC = {
     "audit_scores": "sfumato.auditing.bounds",
     "clipped_grad": "sfumato.clipping",
     "epsilon": "sfumato.accounting.accountants",
+    "export": "sfumato.exporting.export",
     "fix_groupnorm": "sfumato.models.layers",
     "evaluate": "sfumato.evaluation.evaluate",
     "load": "sfumato.evaluation.classifier",
@@ -29,6 +30,7 @@ _PUBLIC = {
     "simulate": "sfumato.scaling.simulate",
     "sweep": "sfumato.studies.sweep",
     "train": "sfumato.training.trainer",
+    "verify": "sfumato.exporting.verify",
 }
 __all__ = sorted(_PUBLIC)
 

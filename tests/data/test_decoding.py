@@ -8,17 +8,30 @@ import torch
 from PIL import Image, PngImagePlugin
 
 from sfumato.data.decoding import decode_images
+from sfumato.exporting import predict
 from tests.data.conftest import refused
 
 SIZE = 16
+REFUSED_ALONE = ("camera.tif", "texts.png")
+"""Pictures that are read here, and that predict.py refuses: of texts beside pixels it takes more, run as a program."""
 RAMP = np.linspace(0, 65535, SIZE * SIZE).round().astype(np.uint16).reshape(SIZE, SIZE)
 COLOUR = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)
 
 
-def decode(path, channels=1, size=SIZE, **how):
-    """The image as integers (C, S, S), and why it is unreadable."""
-    decoded = decode_images([path], image_size=size, channels=channels, **how)
-    return decoded.images[0].to(torch.int64).numpy(), decoded.reasons[0]
+def decode(path, channels=1, size=SIZE, resize="crop"):
+    """The image as integers (C, S, S), and why it is unreadable. What predict.py of an export sees is the same, bit for
+    bit, or it refuses.
+    """
+    decoded = decode_images([path], image_size=size, channels=channels, resize=resize)
+    pixels, reason = decoded.images[0].to(torch.int64).numpy(), decoded.reasons[0]
+    try:
+        alone = predict.pixels(path, size, size, channels, resize)[0].transpose(2, 0, 1)
+    except Exception:
+        assert reason is not None or path.name in REFUSED_ALONE
+    else:
+        assert reason is None
+        np.testing.assert_array_equal(alone, pixels)
+    return pixels, reason
 
 
 def luma(rgb):
@@ -185,7 +198,7 @@ def test_a_png_is_seen_whatever_texts_and_profiles_lie_beside_its_pixels(tmp_pat
     monkeypatch.setattr(PngImagePlugin, "MAX_TEXT_MEMORY", 2_000_000)  # of all texts; else 64 MB
     exif = Image.Exif()
     exif[0x0112] = 3
-    path = tmp_path / "x.png"
+    path = tmp_path / "texts.png"
     Image.fromarray(COLOUR[::-1, ::-1].copy()).save(path, exif=exif)
     plain = path.read_bytes()
     for place in (33, len(plain) - 12):  # behind the header, before the end
@@ -330,6 +343,14 @@ def test_shrinking_averages_rather_than_picks(tmp_path):
         Image.fromarray(stripes).save(tmp_path / f"x.{extension}", quality=100)
         pixels, _ = decode(tmp_path / f"x.{extension}")
         np.testing.assert_allclose(pixels[0, 1:-1, 1:-1] / 257, 127.5, atol=6)
+
+
+def test_a_large_jpeg_may_be_decoded_smaller_and_looks_the_same(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 20, 3), dtype=np.uint8)
+    large = Image.fromarray(pixels).resize((200, 200), Image.Resampling.BICUBIC)
+    large.save(tmp_path / "x.jpg", quality=95)
+    large.save(tmp_path / "x.png")
+    assert np.abs(decode(tmp_path / "x.jpg", 3)[0] - decode(tmp_path / "x.png", 3)[0]).max() < 12
 
 
 @pytest.mark.parametrize("extension", ["jpg", "png", "tif"])

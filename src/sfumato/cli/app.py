@@ -5,7 +5,21 @@ from typing import Annotated
 import typer
 
 from sfumato import __version__
-from sfumato.cli import audit, check, evaluate, files, options, output, plan, recipes, search, simulate, sweep, train
+from sfumato.cli import (
+    audit,
+    check,
+    evaluate,
+    export,
+    files,
+    options,
+    output,
+    plan,
+    recipes,
+    search,
+    simulate,
+    sweep,
+    train,
+)
 
 app = typer.Typer(
     name="sfumato",
@@ -19,7 +33,8 @@ options.add(app, train.train, train.resume, plan.plan, simulate.simulate, search
 options.add(
     app, simulate.scaling_law, evaluate.evaluate, evaluate.predict, evaluate.calibrate, check.check, check.models
 )
-options.add(app, files.report, files.norms, files.epsilon, files.schema, recipes.keys)
+options.add(app, files.report, export.export, export.verify)
+options.add(app, files.norms, files.epsilon, files.schema, recipes.keys)
 
 shipped = typer.Typer(help="The recipes that are shipped: list, show NAME, verify.", no_args_is_help=True)
 options.add(shipped, recipes.list_, recipes.show, recipes.verify)

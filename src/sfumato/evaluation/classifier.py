@@ -17,7 +17,7 @@ from sfumato.evaluation.scores import evaluation_finding, predict_logits
 from sfumato.evaluation.trained import load as load_trained
 from sfumato.json_record import Record
 from sfumato.run_folder import record
-from sfumato.run_folder.files import OWNER
+from sfumato.run_folder.files import OWNER, SUMS_FILE
 
 _AT_ONCE = 512
 """Images that are held in memory."""
@@ -90,11 +90,13 @@ class Classifier:
     @property
     def missing_threshold(self) -> str | None:
         """What to say of a copy that names the likelier of two classes: its owner may have fitted a threshold. None:
-        one is there, what decides was fitted on a folder, or the run is one's own.
+        one is there, what decides was fitted on a folder, the run is one's own, or it is an export, which has what its
+        owner fitted.
         """
         fitted = self.trained.calibration
         is_fitted = fitted is not None and (fitted.threshold is not None or fitted.fitted_on == "folder")
-        if is_fitted or len(self.classes) != 2 or (self.folder / OWNER).exists():
+        is_whole = (self.folder / OWNER).exists() or (self.folder / SUMS_FILE).exists()
+        if is_fitted or is_whole or len(self.classes) != 2:
             return None
         remedy = "If its owner fitted one, ask for a model with it (sfumato calibrate --publish)"
         return f"no threshold came with {self.folder}: the likelier class is named. {remedy}"

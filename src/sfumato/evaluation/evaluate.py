@@ -23,7 +23,6 @@ from sfumato.evaluation.augtest import augtest
 from sfumato.evaluation.calibration import Calibration
 from sfumato.evaluation.evaluators import (
     Evaluator,
-    Group,
     Outcome,
     Reliability,
     auroc_of_each,
@@ -73,9 +72,6 @@ class Evaluation(Tested):
     """Of each class against the rest, at that specificity."""
     class_gap: float
     """Accuracy of the best class less that of the worst."""
-    by: str | None
-    """The column of the folder's table that `groups` are told by."""
-    groups: list[Group] | None = None
     group_gap: float | None = None
     """Accuracy of the best group less that of the worst."""
     test_views: int

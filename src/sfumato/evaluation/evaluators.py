@@ -19,23 +19,13 @@ import torch
 from sfumato.evaluation.calibration import Calibration
 from sfumato.evaluation.scores import auroc, interval, wilson
 from sfumato.json_record import Record
-from sfumato.run_folder.tested import Decision, Intervals
+from sfumato.run_folder.tested import Decision, Group, Intervals
 
 Evaluator = Callable[["Outcome"], Iterator[tuple[str, Any]]]
 
 BINS = 15
 """Of equal width, for the calibration error (Guo et al. 2017)."""
 _RESAMPLES, _AT_ONCE = 1000, 50
-
-
-class Group(Record):
-    """Images that share a value of a column; "" where nothing is stated. With its 95 % interval."""
-
-    value: str
-    num_images: int
-    accuracy: float
-    interval: list[float]
-    per_class: list[float | None]
 
 
 class Reliability(Record):

@@ -14,6 +14,8 @@ from sfumato.errors import InputError, MachineError, refusing
 
 OWNER = "owner"
 """The folder in a run's that is for its owner alone, and never handed on."""
+SUMS_FILE = "SHA256SUMS"
+"""Of an export: digests of all its other files."""
 DATA_ROOT_FILE = f"{OWNER}/data_root"
 INIT_FILE = f"{OWNER}/init_from"
 

@@ -35,6 +35,16 @@ class Decision(Record):
     negative_predictive_value: float | None
 
 
+class Group(Record):
+    """Images that share a value of a column; "" where nothing is stated. With its 95 % interval."""
+
+    value: str
+    num_images: int
+    accuracy: float
+    interval: list[float]
+    per_class: list[float | None]
+
+
 class Tested(Record):
     """What a report tells of a test set. Exact numbers: not private with respect to its images.
 
@@ -49,6 +59,7 @@ class Tested(Record):
         decision: Of two classes.
         roc: Of two classes: pairs of the rate of false alarms and the share that is found of the class that is looked
             for, as the threshold falls; None where only one class occurs.
+        by: The column of the folder's table that `groups` are told by.
     """
 
     test_set: str
@@ -67,3 +78,5 @@ class Tested(Record):
     calibration: CalibrationFacts | None
     decision: Decision | None = None
     roc: list[list[float]] | None = None
+    by: str | None = None
+    groups: list[Group] | None = None

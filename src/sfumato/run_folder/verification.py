@@ -20,16 +20,32 @@ from sfumato.run_folder import launch, ledger, record
 from sfumato.run_folder.certificate import certificate, counted, inputs_of_the_recipe, repeated
 from sfumato.run_folder.record import Certificate, Metrics, PublicInputs, Result, ResultClaims, WeightsFacts
 
+DENSEST = 20
+"""Bytes of a model file for each that it takes on the disk, or packed: weights hardly compress."""
+_MOST_OF_HEADER = 2**23
+
 
 def verify_run(folder: Path) -> tuple[Certificate, Result]:
     """Certificate and result of a finished run, once they are what the folder's own recipe, ledger and weights give.
     Nothing is written.
 
+    Raises:
+        InputError: Naming the file that does not belong, or that is missing or damaged.
+    """
+    stated, result, wrong = compare_run(folder)
+    if wrong:
+        raise InputError(f"{wrong[0]}. Restore the folder from a copy.")
+    return stated, result
+
+
+def compare_run(folder: Path) -> tuple[Certificate, Result, list[str]]:
+    """Certificate and result of a finished run, and each statement in which its files disagree.
+
     What a certificate states of the images (`PublicInputs`) is believed, but for the number of examples, which the
     ledger has too. This finds mistakes, mixed files and false claims; whoever writes all files anew is not found.
 
     Raises:
-        InputError: Naming the file that does not belong, or that is missing or damaged.
+        InputError: Where a file is missing or damaged, or the ledger is of another plan than the recipe.
     """
     path = folder / record.CERTIFICATE_FILE
     lines = ledger.read(folder / ledger.LEDGER_FILE)
@@ -55,13 +71,16 @@ def verify_run(folder: Path) -> tuple[Certificate, Result]:
     truth = certificate(plan, whole, "complete", stated.public_inputs, counts).model_copy(
         update=pick(stated, "audit", "finished_on", "software") | {"weights_sha256": Weights(tensors).digest}
     )
-    _refuse_another(path, dict(stated.public_inputs), inputs_of_the_recipe(recipe))
-    _refuse_another(path, dict(stated), dict(truth))
-    _refuse_another(folder / record.RESULT_FILE, dict(result), dict(repeated(ResultClaims, truth)))
-    _refuse_another(folder / record.WEIGHTS_FILE, dict(facts), dict(repeated(WeightsFacts, truth)))
-    _refuse_another(folder / record.WEIGHTS_FILE, config.releasing_keys(own_recipe), config.releasing_keys(recipe))
+    weights = folder / record.WEIGHTS_FILE
+    wrong = [
+        *_differing(path, dict(stated.public_inputs), inputs_of_the_recipe(recipe)),
+        *_differing(path, dict(stated), dict(truth)),
+        *_differing(folder / record.RESULT_FILE, dict(result), dict(repeated(ResultClaims, truth))),
+        *_differing(weights, dict(facts), dict(repeated(WeightsFacts, truth))),
+        *_differing(weights, config.releasing_keys(own_recipe), config.releasing_keys(recipe)),
+    ]
     record.read_lines(folder / record.METRICS_FILE, Metrics)
-    return stated, result
+    return stated, result, wrong
 
 
 def _plan_of(recipe: config.ResolvedRecipe, public: PublicInputs, lines: ledger.Lines) -> Plan:
@@ -79,13 +98,10 @@ def _plan_of(recipe: config.ResolvedRecipe, public: PublicInputs, lines: ledger.
     return Plan(recipe, planned, why_not_private(recipe, planned))
 
 
-def _refuse_another(path: Path, stated: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Every value that is expected must be stated alike."""
-    wrong = next((key for key, value in expected.items() if key not in stated or not _alike(stated[key], value)), None)
-    if wrong is not None:
-        raise InputError(
-            f"{path} states another {wrong} than the run's ledger and recipe give. Restore the folder from a copy."
-        )
+def _differing(path: Path, stated: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    """What is not stated as it is expected: one line, or none."""
+    wrong = [key for key, value in expected.items() if key not in stated or not _alike(stated[key], value)]
+    return [f"{path} states another {', '.join(wrong)} than the run's ledger and recipe give"] if wrong else []
 
 
 def _alike(stated: Any, expected: Any) -> bool:
@@ -105,6 +121,7 @@ def read_model_file(path: Path) -> tuple[WeightsFacts, config.ResolvedRecipe, di
     Raises:
         InputError: If it is missing or damaged.
     """
+    _refuse_bomb(path)
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata()
@@ -113,3 +130,15 @@ def read_model_file(path: Path) -> tuple[WeightsFacts, config.ResolvedRecipe, di
         return facts, config.parse_resolved(tomllib.loads(metadata["recipe"])), tensors, metadata
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
         raise InputError(f"{path} is damaged, or is not there. Restore it from a copy, or train again.") from None
+
+
+def _refuse_bomb(path: Path) -> None:
+    """Raises InputError where a small file would take all memory: most of it is a hole, or its header is huge."""
+    if not path.is_file():
+        return
+    found = path.stat()
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    if found.st_size > DENSEST * found.st_blocks * 512 + 2**16 or header > _MOST_OF_HEADER:
+        why = f"it has a hole, or a header of {header} bytes"
+        raise InputError(f"{path} is no model file of a run: {why}. Restore it from a copy.")

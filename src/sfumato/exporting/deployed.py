@@ -1,0 +1,86 @@
+"""A trained network as what is handed on: from pixels to a decision, and nothing of PyTorch's own."""
+
+import copy
+
+import torch
+from torch import nn
+
+from sfumato.evaluation.trained import Trained
+from sfumato.models.layers import WeightStandardizedConv2d
+from sfumato.models.textures import dead_leaves
+
+
+class Deployed(nn.Module):
+    """Constants of images, network, temperature, softmax and decision in one module.
+
+    Shape:
+        (rows, height, width, channels), uint16 of one channel, uint8 of three -> class (rows,), int64, and
+        probabilities (rows, classes), float32, which mean nothing where nobody calibrated them
+    """
+
+    scale: torch.Tensor
+    shift: torch.Tensor
+    decision_shift: torch.Tensor
+    offsets: torch.Tensor
+    shifts: torch.Tensor
+
+    def __init__(self, trained: Trained) -> None:
+        super().__init__()
+        channels = trained.shape[0]
+        most = 65535 if channels == 1 else 255
+        mean, std = (torch.tensor(trained.decoding[key], dtype=torch.float64) for key in ("mean", "std"))
+        self.register_buffer("scale", (1 / (most * std)).float()[:, None, None])
+        self.register_buffer("shift", (mean / std).float()[:, None, None])
+        self.model = folded(trained.model)
+        count, calibration = len(trained.classes), trained.calibration
+        zeros = torch.zeros(1, count)
+        self.register_buffer("decision_shift", trained.objective.decision_logits(zeros))
+        offsets = shifts = torch.zeros(count)
+        self.temperature, self.place, self.threshold = 1.0, None, 0.0
+        self.names_the_largest = True
+        if calibration is not None:
+            self.temperature, self.names_the_largest = calibration.temperature, calibration.names_the_largest
+            offsets = offsets if calibration.offsets is None else torch.tensor(calibration.offsets)
+            shifts = shifts if calibration.shifts is None else torch.tensor(calibration.shifts)
+            if calibration.threshold is not None:
+                self.place = trained.classes.index(calibration.threshold.positive)
+                # Above 1 in float32, too, where no image is named.
+                self.threshold = calibration.threshold.probability if calibration.threshold.probability <= 1 else 2.0
+        self.register_buffer("offsets", offsets)
+        self.register_buffer("shifts", shifts)
+
+    def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        images = pixels.permute(0, 3, 1, 2).float() * self.scale - self.shift
+        decisive = self.model(images) + self.decision_shift
+        probabilities = torch.softmax((decisive + self.offsets) / self.temperature + self.shifts, 1)
+        if self.place is not None:
+            is_positive = probabilities[:, self.place] >= self.threshold
+            return torch.where(is_positive, self.place, 1 - self.place), probabilities
+        return (decisive if self.names_the_largest else probabilities).argmax(1), probabilities
+
+
+def folded(model: nn.Module) -> nn.Module:
+    """A copy in which standardised convolutions are plain ones, with the kernels that they amount to."""
+
+    def visit(module: nn.Module) -> nn.Module:
+        if isinstance(module, WeightStandardizedConv2d):
+            names = "in_channels out_channels kernel_size stride padding dilation groups padding_mode".split()
+            plain = nn.Conv2d(**{name: getattr(module, name) for name in names}, bias=module.bias is not None)
+            plain.weight.data, plain.bias = module.standardized_weight().detach(), module.bias
+            return plain
+        for name, child in module.named_children():
+            setattr(module, name, visit(child))
+        return module
+
+    return visit(copy.deepcopy(model)).eval()
+
+
+def trial_images(trained: Trained, count: int) -> torch.Tensor:
+    """Made-up images for comparisons, half of textures and half of noise: (count, height, width, channels), of the type
+    that `Deployed` takes.
+    """
+    channels, size, _ = trained.shape
+    textures = torch.from_numpy(dead_leaves(count - count // 2, size, channels))
+    noise = torch.rand(count // 2, channels, size, size, generator=torch.Generator().manual_seed(0))
+    unit = torch.cat([0.2 * textures.float() + 0.5, noise]).clamp(0, 1).permute(0, 2, 3, 1)
+    return (unit * 65535).round().to(torch.uint16) if channels == 1 else (unit * 255).round().to(torch.uint8)

@@ -1,0 +1,132 @@
+"""`sfumato export`: the folder that is handed on."""
+
+import contextlib
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from sfumato.errors import InputError, refusing
+from sfumato.evaluation.trained import load
+from sfumato.exporting import cards, onnx_model, timm_folder
+from sfumato.exporting.cards import About
+from sfumato.json_record import Record
+from sfumato.models.libraries import imported
+from sfumato.reporting.page import read_run, write_report
+from sfumato.run_folder import record
+from sfumato.run_folder.files import SUMS_FILE, machine_faults, refuse_links, refuse_name
+from sfumato.run_folder.ledger import LEDGER_FILE
+from sfumato.run_folder.tested import EVALUATION_FILE
+from sfumato.run_folder.verification import verify_run
+
+PREDICT = Path(__file__).with_name("predict.py")
+OF_THE_RUN = (
+    "recipe.toml",
+    record.CERTIFICATE_FILE,
+    record.RESULT_FILE,
+    record.METRICS_FILE,
+    record.WEIGHTS_FILE,
+    record.CALIBRATION_FILE,
+    EVALUATION_FILE,
+    LEDGER_FILE,
+)
+"""The public files of a run that are handed on: nothing else of its folder can be."""
+MADE = (*cards.CARDS, "report.html", timm_folder.CONFIG_FILE, onnx_model.ONNX_FILE, "predict.py", SUMS_FILE)
+
+
+class Exported(Record):
+    """What was handed on.
+
+    Attributes:
+        output: The folder.
+        files: In it.
+        why_not_timm: timm cannot read it; None: it can.
+    """
+
+    output: str
+    files: list[str]
+    why_not_timm: str | None
+
+
+def export(run: str | Path, output: str | Path, *, about: About | None = None, trust: Collection[str] = ()) -> Exported:
+    """Writes a folder with which anybody can use a finished run's model, and check what it claims.
+
+    Guarantee: it holds public files of the run (`OF_THE_RUN`) and what is made of them alone.
+
+    Args:
+        run: The run folder.
+        output: A new folder.
+        about: What its owner says of the model; None: nothing.
+        trust: Modules that may be imported for the model, each by its full name.
+
+    Raises:
+        InputError: If the run is unfinished or its files disagree, the output is there already, a package is missing,
+            or the network cannot be written as ONNX.
+        MachineError: If it cannot be written. Nothing is left at ``output`` then.
+    """
+    run, output = Path(run), Path(output)
+    refuse_name(output)
+    if output.exists():
+        raise InputError(f"{output} is there already. Choose another --output.")
+    refuse_links(run)
+    certificate, result = verify_run(run)
+    trained = load(run, trust)
+    told = read_run(run)
+    with machine_faults(output), contextlib.ExitStack() as unless_done:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+        unless_done.callback(shutil.rmtree, made)
+        folder = made / output.name
+        folder.mkdir()
+        for name in OF_THE_RUN:
+            if (run / name).exists():
+                shutil.copyfile(run / name, folder / name)
+        # Where the run lies on its owner's machine is nobody's business.
+        record.write(folder / record.RESULT_FILE, result.model_copy(update={"run": folder.name}))
+        write_report(folder)
+        why_not_timm = timm_folder.write(trained, folder)
+        onnx_model.write(trained, folder / onnx_model.ONNX_FILE, certificate)
+        shutil.copyfile(PREDICT, folder / PREDICT.name)
+        facts: dict[str, Any] = {
+            "certificate": certificate,
+            "result": result,
+            "tested": told.tested,
+            "recipe": trained.recipe,
+        }
+        facts |= {"is_calibrated": trained.calibration is not None, "why_not_timm": why_not_timm}
+        cards.write(folder, folder.name, about or About(), **facts)
+        names = sorted(path.name for path in folder.iterdir())
+        lines = [f"{sha256_of(folder / name)}  {name}\n" for name in names]
+        (folder / SUMS_FILE).write_text("".join(lines))
+        folder.rename(output)
+        made.rmdir()
+        unless_done.pop_all()
+    return Exported(output=str(output), files=[*names, SUMS_FILE], why_not_timm=why_not_timm)
+
+
+def sha256_of(path: Path) -> str:
+    """Of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def push_to_hub(folder: Path, name: str) -> str:
+    """Uploads an export to Hugging Face's hub, as a private model; its owner can publish it there.
+
+    Args:
+        folder: The export.
+        name: OWNER/MODEL.
+
+    Returns:
+        Its address.
+
+    Raises:
+        InputError: If huggingface_hub is not installed, or the hub refuses.
+    """
+    hub = imported("huggingface_hub", "which --push-to-hub needs. Install it: pip install huggingface_hub")
+    remedy = f"The export is whole in {folder}. Log in by `hf auth login`, and push again with huggingface_hub."
+    with refusing(f"{folder} cannot be pushed to {name}", remedy, Exception):
+        hub.create_repo(name, private=True, exist_ok=True)
+        return str(hub.upload_folder(repo_id=name, folder_path=folder))
