@@ -56,6 +56,15 @@ def page_of(tmp_path, of, **changes):
     return write_report(folder).read_text()
 
 
+def test_groups_stand_in_the_report_where_they_were_asked_for(tmp_path):
+    group = {"value": "ward <7>", "num_images": 12, "accuracy": 0.75, "interval": [0.47, 0.91], "per_class": [0.5, 1.0]}
+    page = page_of(tmp_path, TWO, by="ward", groups=[group])
+    row = "<td>ward &lt;7&gt;</td><td>12</td><td>75.00 % (47.00 % to 91.00 %)</td>"
+    assert row in page and '<th scope="col">ward</th>' in page
+    (tmp_path / "run" / "evaluation.json").unlink()
+    assert "ward" not in write_report(tmp_path / "run").read_text()
+
+
 def test_images_that_chose_the_threshold_are_told_in_the_report(tmp_path):
     assert "chose the probabilities" not in page_of(tmp_path, TWO)
     assert "17 of these images chose the probabilities and the threshold" in page_of(

@@ -9,7 +9,7 @@ from sfumato.accounting import formats
 from sfumato.reporting import html, wording
 from sfumato.reporting.attack import attack_chart, canaries_chart
 from sfumato.reporting.charts import Chart, Curve, Panel, accuracies, chart, linear
-from sfumato.reporting.tested import class_table, in_words, roc_chart
+from sfumato.reporting.tested import class_table, group_table, in_words, roc_chart
 from sfumato.run_folder import record
 from sfumato.run_folder.files import write_atomically
 from sfumato.run_folder.record import CalibrationFacts, Certificate, Metrics, Result
@@ -114,6 +114,7 @@ def render(run: Recorded) -> str:
         scores=[] if result is None else _scores(result),
         tested_in_words=[] if tested is None else in_words(tested),
         tested_table=None if tested is None else class_table(tested),
+        groups=None if tested is None else group_table(tested),
         chose=CHOSE,
         roc=None if tested is None else roc_chart(tested),
         curves=_curves(run),

@@ -45,6 +45,15 @@ def class_table(tested: Tested) -> tuple[list[str], list[list[str]]]:
     return ["class", "images", "sensitivity", "specificity", *(f"taken for {name}" for name in shown)], rows
 
 
+def group_table(tested: Tested) -> tuple[list[str], list[list[str]]] | None:
+    """Each value of a column, likewise; None where nobody asked for them."""
+    if tested.groups is None or tested.by is None:
+        return None
+    each = [(group.value or "(not stated)", group) for group in tested.groups]
+    rows = [[name, count(group.num_images), share(group.accuracy, group.interval)] for name, group in each]
+    return [tested.by, "images", "accuracy"], rows
+
+
 def roc_chart(tested: Tested) -> Chart | None:
     """What other thresholds would give; None where none decides, or only one class occurs."""
     decision = tested.decision
