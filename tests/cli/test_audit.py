@@ -73,7 +73,9 @@ def test_every_audit_says_what_it_assumes_what_it_could_have_shown_and_whether_t
 def test_a_page_is_written_beside_what_is_printed(capsys, tmp_path, table):
     words = ["audit", "bounds", table, "--delta", "0.01", "--epsilon", "1"]
     found = json_of(capsys, *words, "--page", tmp_path / "audit.html")
-    assert found.keys() == json_of(capsys, *words).keys() and (tmp_path / "audit.html").read_text().count("<figure") == 2
+    assert (
+        found.keys() == json_of(capsys, *words).keys() and (tmp_path / "audit.html").read_text().count("<figure") == 2
+    )
     assert "ends in .html" in refused(capsys, *words, "--page", tmp_path / "audit.png")
 
 

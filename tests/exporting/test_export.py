@@ -70,7 +70,9 @@ def test_nothing_is_written_over_and_nothing_is_left_of_an_export_that_fails(run
         sfumato.export(run, tmp_path / "new")
     assert not any(tmp_path.iterdir())
     with pytest.raises(InputError, match="cannot be read"):
-        sfumato.export(tmp_path, tmp_path / "new")
+        sfumato.export(tmp_path / "nothing", tmp_path / "new")
+    with pytest.raises(InputError, match="lies in the run's folder"):
+        sfumato.export(run, run / "new")
 
 
 def test_both_cards_tell_what_the_files_tell_and_no_name_becomes_markup(run, exported):
@@ -99,7 +101,16 @@ def test_both_cards_tell_what_the_files_tell_and_no_name_becomes_markup(run, exp
 def test_cards_can_be_written_of_every_kind_of_run(run, tmp_path, change):
     certificate = record.read(run / "privacy.json", record.Certificate).model_copy(update=change)
     facts = {"result": record.read(run / "result.json", record.Result), "recipe": load(run).recipe, "tested": None}
-    cards.write(tmp_path, "x", cards.About(), certificate=certificate, is_calibrated=False, why_not_timm=None, **facts)
+    cards.write(
+        tmp_path,
+        "x",
+        cards.About(),
+        certificate=certificate,
+        is_calibrated=False,
+        why_not_timm=None,
+        differs="x",
+        **facts,
+    )
     text = (tmp_path / "PRIVACY.md").read_text()
     assert ("There is no guarantee: its seed is public." in text) == (not certificate.private)
     assert (certificate.unit in text.lower()) == certificate.private or "None" not in text

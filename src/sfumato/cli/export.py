@@ -53,6 +53,8 @@ def _show_export(found: "Exported") -> None:
     output.say(f"{found.output}: {', '.join(found.files)}")
     if found.why_not_timm is not None:
         output.say(f"no config.json: {found.why_not_timm}; model.onnx holds the whole network")
+    if found.timm_differs is not None:
+        output.say(f"config.json: {found.timm_differs}; model.onnx and predict.py decide as here")
     output.say(f"use it    python {found.output}/predict.py PICTURE...   (pip install onnxruntime pillow numpy)")
     output.say(f"check it  sfumato verify {found.output}")
 

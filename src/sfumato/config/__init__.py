@@ -76,6 +76,10 @@ def why_impossible(key: str, value: Any) -> str | None:
     return None
 
 
+_MOST_PARTS = 1000
+"""Of a key, a.b.c: reading takes as much memory as their square."""
+
+
 def read(path: Path, what: str = "recipe") -> dict[str, Any]:
     """The nested dictionaries of a TOML file, not yet validated.
 
@@ -91,7 +95,19 @@ def read(path: Path, what: str = "recipe") -> dict[str, Any]:
         content = path.read_bytes()
     # Whole numbers of thousands of digits, tables within tables.
     with refusing(f"{what} {path} is not valid TOML", "Correct that line.", ValueError, RecursionError):
-        return tomllib.loads(content.decode("utf-8-sig"))  # "-sig": some editors put a mark at the start
+        return loads(content.decode("utf-8-sig"))  # "-sig": some editors put a mark at the start
+
+
+def loads(text: str) -> dict[str, Any]:
+    """The same of a text, which may be a stranger's.
+
+    Raises:
+        ValueError: If it is no TOML, or has a key of so many parts that reading it would take all memory.
+    """
+    keys = (part for line in text.splitlines() for part in line.split("=")[:-1] or [line])
+    if any(key.count(".") > _MOST_PARTS for key in keys):
+        raise ValueError(f"a key of more than {_MOST_PARTS} parts")
+    return tomllib.loads(text)
 
 
 def set_value(values: dict[str, Any], assignment: str) -> None:

@@ -44,6 +44,7 @@ def write(
     recipe: config.ResolvedRecipe,
     is_calibrated: bool,
     why_not_timm: str | None,
+    differs: str | None,
 ) -> None:
     """Writes both cards.
 
@@ -53,7 +54,8 @@ def write(
         about: What its owner says.
         certificate, result, tested, recipe: Of its run; no test set where none was published.
         is_calibrated: Whether probabilities mean what they say.
-        why_not_timm: It cannot read the folder; None: it can.
+        why_not_timm: It cannot read the folder; None: it can, and then
+        differs: in what its answers differ.
     """
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
@@ -73,7 +75,7 @@ def write(
         "recipe": recipe,
     }
     facts |= {"tested": tested, "scores": scores, "attacks": _attacks(certificate), "about": about, "name": name}
-    facts |= {"is_calibrated": is_calibrated, "why_not_timm": why_not_timm, "formats": formats}
+    facts |= {"is_calibrated": is_calibrated, "why_not_timm": why_not_timm, "differs": differs, "formats": formats}
     for card in CARDS:
         write_atomically(folder / card, templates.get_template(card).render(facts).encode())
 
@@ -83,7 +85,8 @@ def _attacks(certificate: Certificate) -> list[str]:
     of_unit, of_person = certificate.attacker, certificate.attacker_person
     told = [who_guesses(of_unit, of_persons=certificate.of_persons)]
     told += [of_attacker(of_unit)] if of_unit is not None else []
-    return told + ([who_guesses(of_person, of_persons=True)] if of_person is not None else [])
+    more = of_person is not None and not certificate.of_persons
+    return told + ([who_guesses(of_person, of_persons=True)] if more else [])
 
 
 def _score(of: str, found: Result | Tested, interval: list[float] | None) -> dict[str, Any]:
@@ -98,5 +101,7 @@ def _as_markdown(value: Any) -> str:
     """No value becomes markup, or another line: names of classes are anybody's."""
     if isinstance(value, markupsafe.Markup):
         return value
-    text = re.sub(r"([\\`*\[\]|~]|\b_|_\b)", r"\\\1", " ".join(str(value).split()))
-    return formats.plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = re.sub(r"([\\`*\[\]|~$]|\b_|_\b)", r"\\\1", " ".join(str(value).split()))
+    for sign, entity in {"&": "&amp;", "<": "&lt;", ">": "&gt;", "://": "&#58;//", "www.": "www&#46;"}.items():
+        text = text.replace(sign, entity)
+    return formats.plain(text)

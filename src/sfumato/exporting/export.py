@@ -8,6 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from sfumato import config
 from sfumato.errors import InputError, refusing
 from sfumato.evaluation.trained import load
 from sfumato.exporting import cards, onnx_model, timm_folder
@@ -43,11 +44,13 @@ class Exported(Record):
         output: The folder.
         files: In it.
         why_not_timm: timm cannot read it; None: it can.
+        timm_differs: In what timm's own answers differ, where it can.
     """
 
     output: str
     files: list[str]
     why_not_timm: str | None
+    timm_differs: str | None
 
 
 def export(run: str | Path, output: str | Path, *, about: About | None = None, trust: Collection[str] = ()) -> Exported:
@@ -62,16 +65,18 @@ def export(run: str | Path, output: str | Path, *, about: About | None = None, t
         trust: Modules that may be imported for the model, each by its full name.
 
     Raises:
-        InputError: If the run is unfinished or its files disagree, the output is there already, a package is missing,
-            or the network cannot be written as ONNX.
+        InputError: If the run is unfinished, its files disagree or an audit refuted its claim, the output is there
+            already, a package is missing, or the network cannot be written as ONNX.
         MachineError: If it cannot be written. Nothing is left at ``output`` then.
     """
     run, output = Path(run), Path(output)
     refuse_name(output)
-    if output.exists():
-        raise InputError(f"{output} is there already. Choose another --output.")
+    if output.exists() or output.resolve().is_relative_to(run.resolve()):
+        raise InputError(f"{output} is there already, or lies in the run's folder. Choose another --output.")
     refuse_links(run)
     certificate, result = verify_run(run)
+    if certificate.audit is not None and certificate.audit.violated:
+        raise InputError(f"{run}: an attack refuted what it claims (report.html). Find out why before you hand it on.")
     trained = load(run, trust)
     told = read_run(run)
     with machine_faults(output), contextlib.ExitStack() as unless_done:
@@ -83,7 +88,9 @@ def export(run: str | Path, output: str | Path, *, about: About | None = None, t
         for name in OF_THE_RUN:
             if (run / name).exists():
                 shutil.copyfile(run / name, folder / name)
-        # Where the run lies on its owner's machine is nobody's business.
+        # Where run and images lie on their owner's machine is nobody's business.
+        recipe = config.shareable(config.parse_resolved(config.read(run / "recipe.toml")))
+        (folder / "recipe.toml").write_text(config.to_toml(recipe), encoding="utf-8")
         record.write(folder / record.RESULT_FILE, result.model_copy(update={"run": folder.name}))
         write_report(folder)
         why_not_timm = timm_folder.write(trained, folder)
@@ -93,9 +100,10 @@ def export(run: str | Path, output: str | Path, *, about: About | None = None, t
             "certificate": certificate,
             "result": result,
             "tested": told.tested,
-            "recipe": trained.recipe,
+            "recipe": recipe,
         }
-        facts |= {"is_calibrated": trained.calibration is not None, "why_not_timm": why_not_timm}
+        differs = timm_folder.differs(trained) if why_not_timm is None else None
+        facts |= {"is_calibrated": trained.calibration is not None, "why_not_timm": why_not_timm, "differs": differs}
         cards.write(folder, folder.name, about or About(), **facts)
         names = sorted(path.name for path in folder.iterdir())
         lines = [f"{sha256_of(folder / name)}  {name}\n" for name in names]
@@ -103,7 +111,7 @@ def export(run: str | Path, output: str | Path, *, about: About | None = None, t
         folder.rename(output)
         made.rmdir()
         unless_done.pop_all()
-    return Exported(output=str(output), files=[*names, SUMS_FILE], why_not_timm=why_not_timm)
+    return Exported(output=str(output), files=[*names, SUMS_FILE], why_not_timm=why_not_timm, timm_differs=differs)
 
 
 def sha256_of(path: Path) -> str:

@@ -104,10 +104,11 @@ def findings(trained: Trained, path: Path, certificate: Certificate) -> list[str
     runtime = imported("onnxruntime", _NEEDED)
     told = _checked(path, trained)
     expected = _facts(trained, certificate)
-    others = [key for key in expected if told.get(key) != expected[key]]
+    others = sorted(key for key in expected.keys() | told.keys() if told.get(key) != expected.get(key))
     wrong = [f"{path.name} states another {', '.join(others)} than the run"] if others else []
     options = runtime.SessionOptions()
     options.log_severity_level = 4  # what is wrong is raised
+    options.intra_op_num_threads = 1
     worst, misnamed, deployed = 0.0, 0, Deployed(trained).eval()
     with refusing(f"{path.name} cannot be run", _ANEW, Exception), torch.no_grad():
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -134,8 +135,9 @@ def _checked(path: Path, trained: Trained) -> dict[str, Any]:
         raise InputError(f"{path.name} is far larger than the weights. {_ANEW}")
     with refusing(f"{path.name} is damaged", _ANEW, Exception):
         model = onnx.load_model(path, load_external_data=False)
-        facts = next(entry.value for entry in model.metadata_props if entry.key == FACTS)
-        told = dict(json.loads(facts))
+        (facts,) = model.metadata_props  # of two of one key every program takes the one that it likes
+        told = dict(json.loads({facts.key: facts.value}[FACTS]))
+        told.pop("made_with", None)
     graph, tensor = model.graph, onnx.AttributeProto.TENSOR
     constants = [*graph.initializer, *(each.t for node in graph.node for each in node.attribute if each.type == tensor)]
     kinds = {each.type for node in graph.node for each in node.attribute}
@@ -148,7 +150,8 @@ def _checked(path: Path, trained: Trained) -> dict[str, Any]:
         del graph.value_info[:]
         inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True).graph
     sizes = {value.name: _size(value) for value in (*inferred.value_info, *inferred.output)}
-    if not all(0 <= sizes.get(name, -1) <= _LARGEST for node in graph.node for name in node.output):
+    made = [sizes.get(name, -1) for node in graph.node for name in node.output]
+    if min(made, default=-1) < 0 or max(made) > _LARGEST:
         raise InputError(f"{path.name} has values of unknown size or of more than {_LARGEST} numbers. Do not run it.")
     return told
 

@@ -5,10 +5,8 @@ disk or in the zip.
 """
 
 import contextlib
-import os
 import shutil
 import stat
-import struct
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -17,9 +15,8 @@ from pathlib import Path
 from sfumato.errors import InputError, refusing
 from sfumato.exporting.export import MADE, OF_THE_RUN
 from sfumato.exporting.onnx_model import ONNX_FILE
-from sfumato.run_folder.files import SUMS_FILE
 from sfumato.run_folder.ledger import LEDGER_FILE
-from sfumato.run_folder.record import METRICS_FILE, WEIGHTS_FILE
+from sfumato.run_folder.record import CERTIFICATE_FILE, METRICS_FILE, WEIGHTS_FILE
 from sfumato.run_folder.verification import DENSEST
 
 KNOWN = {*OF_THE_RUN, *MADE}
@@ -27,9 +24,9 @@ _MOST = 2**22
 """Bytes of a file; of longer ones:"""
 _MORE = {LEDGER_FILE: 2**25, METRICS_FILE: 2**25, "report.html": 2**24}
 _MODELS = (WEIGHTS_FILE, ONNX_FILE)
-_END = struct.Struct("<4s8xLLH")
-"""Of a zip: signature, and, after counts, the bytes of its directory, where that begins, and of a comment."""
-_MOST_OF_DIRECTORY = 2**16
+_CARRIERS = ("__MACOSX",)
+"""Left by whatever carried a folder, like all names that begin with a dot: passed over, and never a module's name."""
+_FOREIGN = "is no file of an export. Take it out, or ask for the export anew."
 
 
 @contextlib.contextmanager
@@ -43,22 +40,33 @@ def opened(path: Path) -> Iterator[Path]:
         yield _checked(path)
     else:
         with tempfile.TemporaryDirectory(prefix="sfumato-") as made:
-            with refusing(f"{path} is no zip of an export", "Give its folder.", zipfile.BadZipFile, OSError, EOFError):
+            with refusing(f"{path} is no zip of an export", "Give its folder.", Exception):
                 _unpack(path, Path(made))
-            yield Path(made)
+            yield _checked(Path(made))
+
+
+def is_export(folder: Path) -> bool:
+    """Whether a folder has what no run's folder has."""
+    return any((folder / name).exists() for name in set(MADE) - {"report.html"})
 
 
 def _checked(folder: Path) -> Path:
-    is_export = (folder / SUMS_FILE).exists()
+    foreign = is_export(folder)
     for file in sorted(folder.iterdir()):
         known, found = file.name in KNOWN, file.lstat()
-        if is_export and not known:
-            raise InputError(f"{file} is no file of an export. Take it out, or ask for the export anew.")
+        if foreign and not known and not _is_carriers(file.name):
+            raise InputError(f"{ascii(file.name)} {_FOREIGN}")
         if known and not stat.S_ISREG(found.st_mode):
-            raise InputError(f"{file} is a link, or no file. Put the file itself there.")
+            raise InputError(f"{file.name} is a link, or no file. Put the file itself there (hf download --local-dir).")
         if known:
             _refuse_size(file.name, found.st_size, found.st_blocks * 512)
+    if not (folder / CERTIFICATE_FILE).exists():
+        raise InputError(f"there is no {CERTIFICATE_FILE}: this is neither an export nor a run folder. Name one.")
     return folder
+
+
+def _is_carriers(name: str) -> bool:
+    return name.startswith(".") or name in _CARRIERS
 
 
 def _refuse_size(name: str, size: int, taken: int) -> None:
@@ -68,26 +76,20 @@ def _refuse_size(name: str, size: int, taken: int) -> None:
 
 
 def _unpack(path: Path, into: Path) -> None:
-    with path.open("rb") as file:
-        start = max(0, os.fstat(file.fileno()).st_size - _END.size)
-        file.seek(start)
-        signature, size, _, comment = _END.unpack(file.read().rjust(_END.size))
-        # A directory of millions of names would take all memory before one is looked at.
-        if signature != b"PK\5\6" or comment or size > _MOST_OF_DIRECTORY:
-            raise InputError(f"{path} is no zip of an export: it ends otherwise. Give its folder.")
     with zipfile.ZipFile(path) as archive:
-        members = [member for member in archive.infolist() if not member.is_dir()]
-        for member in members:
-            *above, name = member.filename.split("/")
-            if (
-                name not in KNOWN
-                or above not in ([], members[0].filename.split("/")[:-1])
-                or set(above) & {"", ".", ".."}
-            ):
-                raise InputError(f"{path} holds {ascii(member.filename)}, which is no file of an export. Take it out.")
+        paths = {member: member.filename.replace("\\", "/").split("/") for member in archive.infolist()}
+        taken = {member: parts for member, parts in paths.items() if parts[-1] and not any(map(_is_carriers, parts))}
+        above = {tuple(parts[:-1]) for parts in taken.values()}
+        names = [parts[-1] for parts in taken.values()]
+        for name in names:
+            if name not in KNOWN:
+                raise InputError(f"{path} holds {ascii(name)}, which {_FOREIGN}")
+        if len(above) != 1 or len(set(names)) < len(names) or any({"", ".", ".."} & set(parts) for parts in above):
+            raise InputError(f"{path} holds a file twice, or files outside of one folder. Ask for it anew.")
+        if sum(member.compress_size for member in taken) > path.stat().st_size:
+            raise InputError(f"{path} says that it packs more than it has. Ask for the export anew.")
+        for member, name in zip(taken, names, strict=True):
             _refuse_size(name, member.file_size, member.compress_size)
-        if len({member.filename for member in members}) < len(members):
-            raise InputError(f"{path} holds a file twice. Ask for the export anew.")
-        for member in members:
-            with archive.open(member) as source, (into / member.filename.split("/")[-1]).open("wb") as target:
+        for member, name in zip(taken, names, strict=True):
+            with archive.open(member) as source, (into / name).open("wb") as target:
                 shutil.copyfileobj(source, target)

@@ -44,6 +44,18 @@ def write(trained: Trained, folder: Path) -> str | None:
     return "timm builds another network from its name and options"
 
 
+def differs(trained: Trained) -> str:
+    """In what timm's own answers differ from what is decided here, a sentence."""
+    decision, resize = trained.calibration, trained.decoding["resize"]
+    own = [] if decision is None or decision.names_the_largest else ["the threshold or shifts that were fitted"]
+    own += ["class proportions"] if trained.recipe.data.class_proportions is not None else []
+    without = f", and decides without {' and '.join(own)}" if own else ""
+    return (
+        f"timm gives outputs, not probabilities{without}; a picture that is not square it fits otherwise "
+        f'(here: "{resize}"), so that some get another class'
+    )
+
+
 def findings(trained: Trained, folder: Path) -> list[str]:
     """In what config.json, where there is one, is not what `write` writes."""
     path = folder / CONFIG_FILE

@@ -3,7 +3,6 @@ again.
 """
 
 import math
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from sfumato import config
+from sfumato.accounting.accountants import EpsilonCurve
 from sfumato.errors import InputError
 from sfumato.json_record import Record, pick
 from sfumato.models.weights import Weights
@@ -19,6 +19,7 @@ from sfumato.planning.resolve import Plan, why_not_private
 from sfumato.run_folder import launch, ledger, record
 from sfumato.run_folder.certificate import certificate, counted, inputs_of_the_recipe, repeated
 from sfumato.run_folder.record import Certificate, Metrics, PublicInputs, Result, ResultClaims, WeightsFacts
+from sfumato.run_folder.tested import EVALUATION_FILE, Tested
 
 DENSEST = 20
 """Bytes of a model file for each that it takes on the disk, or packed: weights hardly compress."""
@@ -79,8 +80,20 @@ def compare_run(folder: Path) -> tuple[Certificate, Result, list[str]]:
         *_differing(weights, dict(facts), dict(repeated(WeightsFacts, truth))),
         *_differing(weights, config.releasing_keys(own_recipe), config.releasing_keys(recipe)),
     ]
-    record.read_lines(folder / record.METRICS_FILE, Metrics)
+    metrics = record.read_lines(folder / record.METRICS_FILE, Metrics)
+    wrong += _too_low(folder / record.METRICS_FILE, metrics, plan) if whole.holds and plan.selection is None else []
+    if stated.audit is not None and stated.audit.violated:
+        wrong.append(f"{path} tells of an attack that refutes what it claims")
+    if (folder / EVALUATION_FILE).exists():
+        record.read(folder / EVALUATION_FILE, Tested)
     return stated, result, wrong
+
+
+def _too_low(path: Path, metrics: list[Metrics], plan: Plan) -> list[str]:
+    """Whether an epsilon on the way is below that of as many updates: one line, or none. Lost ones make it higher."""
+    curve = EpsilonCurve(plan.mechanism, plan.delta, plan.recipe.budget.accountant)
+    low = [line.step for line in metrics if (line.epsilon or 0.0) < curve.at(max(0, line.step)) * (1 - 1e-6)]
+    return [f"{path} states less epsilon for step {low[0]} than its updates cost"] if low else []
 
 
 def _plan_of(recipe: config.ResolvedRecipe, public: PublicInputs, lines: ledger.Lines) -> Plan:
@@ -127,7 +140,7 @@ def read_model_file(path: Path) -> tuple[WeightsFacts, config.ResolvedRecipe, di
             metadata = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
         facts = WeightsFacts.model_validate_json(metadata["sfumato"])
-        return facts, config.parse_resolved(tomllib.loads(metadata["recipe"])), tensors, metadata
+        return facts, config.parse_resolved(config.loads(metadata["recipe"])), tensors, metadata
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError):
         raise InputError(f"{path} is damaged, or is not there. Restore it from a copy, or train again.") from None
 
