@@ -1,4 +1,4 @@
-"""What `--non-private` reaches beside the best of five rates of plain SGD: the same network, batch and steps.
+"""What `--non-private` reaches beside the best of nine rates of plain SGD: the same network, batch and steps.
 
     python -m benchmarks.non_private DEST [--sets digits ...] [--seeds 0 1 2 3 4] [--workers 2]
 
@@ -33,7 +33,7 @@ SETS = {
     "tshirt-shirt": ("fashion_mnist", (0, 6)),
     "cat-dog": ("cifar10", (3, 5)),
 }
-RATES = (None, 0.01, 0.03, 0.1, 0.3, 1.0)
+RATES = (None, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 """Of plain SGD; None: what `--non-private` takes."""
 COUNTS = {"train": 3000, "test": 2000}
 
