@@ -23,7 +23,8 @@ FACTS = "sfumato"
 _NEEDED = "which writing and checking model.onnx needs. Install it: pip install onnx onnxscript onnxruntime"
 _ANEW = "Ask for the export anew."
 _OPSET = 20
-_ROWS, _AT_ONCE = 32, 4
+_ROWS, _NUMBERS = 32, 2**21
+"""Made-up images that are compared, and numbers in all of them, where that is fewer."""
 _LARGEST = 2**25
 """Numbers in one value of the graph, for so many rows at once."""
 _TOLERANCE = 1e-5
@@ -43,7 +44,7 @@ def write(trained: Trained, path: Path, certificate: Certificate) -> None:
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         imported(package, _NEEDED)
-    deployed, pixels = Deployed(trained).eval(), trial_images(trained, _AT_ONCE)
+    deployed, pixels = Deployed(trained).eval(), trial_images(trained, _at_once(trained))
     remedy = "Write its forward method with operations that torch.onnx.export knows."
     with refusing("this network cannot be written as ONNX", remedy, Exception), torch.no_grad():
         program = torch.onnx.export(
@@ -111,15 +112,16 @@ def findings(trained: Trained, path: Path, certificate: Certificate) -> list[str
     options.log_severity_level = 4  # what is wrong is raised
     options.intra_op_num_threads = 1
     worst, misnamed, deployed = 0.0, 0, Deployed(trained).eval()
+    rows = max(4, min(_ROWS, _NUMBERS // math.prod(trained.shape)))
     with refusing(f"{path.name} cannot be run", _ANEW, Exception), torch.no_grad():
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        for pixels in trial_images(trained, _ROWS).split(_AT_ONCE):
+        for pixels in trial_images(trained, rows).split(_at_once(trained)):
             decided, probabilities = session.run(["class", "probabilities"], {"pixels": pixels.numpy()})
             classes, shares = (value.numpy() for value in deployed(pixels))
             worst = max(worst, float(np.abs(probabilities - shares).max()))
             misnamed += int((decided != classes).sum())
     if not worst <= _TOLERANCE * max(1.0, 0.1 / deployed.temperature) or misnamed:
-        answers = f"{misnamed} of {_ROWS} made-up images get another class, probabilities differ by up to {worst:.1e}"
+        answers = f"{misnamed} of {rows} made-up images get another class, probabilities differ by up to {worst:.1e}"
         wrong.append(f"{path.name} answers otherwise than the weights: {answers}")
     return wrong
 
@@ -147,7 +149,7 @@ def _checked(path: Path, trained: Trained) -> dict[str, Any]:
     if is_elsewhere or model.functions or graph.sparse_initializer or not kinds <= simple:
         raise InputError(f"{path.name} has data in other files, loops or functions, as no export has. Do not run it.")
     with refusing(f"{path.name} is damaged", _ANEW, Exception):
-        graph.input[0].type.tensor_type.shape.dim[0].dim_value = _AT_ONCE
+        graph.input[0].type.tensor_type.shape.dim[0].dim_value = _at_once(trained)
         del graph.value_info[:]
         inferred = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True).graph
     sizes = {value.name: _size(value) for value in (*inferred.value_info, *inferred.output)}
@@ -155,6 +157,11 @@ def _checked(path: Path, trained: Trained) -> dict[str, Any]:
     if min(made, default=-1) < 0 or max(made) > _LARGEST:
         raise InputError(f"{path.name} has values of unknown size or of more than {_LARGEST} numbers. Do not run it.")
     return told
+
+
+def _at_once(trained: Trained) -> int:
+    """Images that are computed together."""
+    return 4 if trained.shape[1] <= 128 else 2
 
 
 def _size(value: Any) -> int:

@@ -37,8 +37,8 @@ NOT_PROVED = [
     "README.md, PRIVACY.md and report.html: they are prose about privacy.json, which was checked",
 ]
 
-_MEMORY, _COPIES = 256 * 2**20, 12
-"""Bytes that a check may take, and for each byte of the files."""
+_MEMORY, _COPIES, _PER_PIXEL = 256 * 2**20, 12, 1024
+"""Bytes that a check may take, and for each byte of the files, and for each pixel of an image."""
 _SECONDS = 60
 _TOO_MUCH = 3
 
@@ -141,6 +141,9 @@ def _model(
         not_checked.append(f"answers of the model: that would import {module}. If you trust it, add --trust {module}")
         return []
     trained = load(folder, trust)
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if soft != resource.RLIM_INFINITY:  # what a network computes grows with its images
+        resource.setrlimit(resource.RLIMIT_DATA, (soft + _PER_PIXEL * trained.shape[1] ** 2, hard))
     findings = timm_folder.findings(trained, folder)
     missing = [package for package in ("onnx", "onnxruntime") if importlib.util.find_spec(package) is None]
     if not path.exists():
@@ -165,7 +168,7 @@ def _bound(size: int) -> None:
     if status.exists():
         taken = next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmData"))
         most = 1024 * taken + _MEMORY + _COPIES * size
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+        resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     seconds = int(time.process_time()) + _SECONDS + size // 2**20
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
 
