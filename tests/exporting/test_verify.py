@@ -5,7 +5,6 @@ import io
 import json
 import os
 import pickle
-import resource
 import shutil
 import struct
 import tempfile
@@ -90,7 +89,7 @@ def swapped_onnx(folder):
     model = onnx.load(path)
     last = next(tensor for tensor in model.graph.initializer if tensor.dims and tensor.dims[0] == 2)
     numbers = np.frombuffer(last.raw_data, np.float32).copy()
-    numbers[0] += 0.001
+    numbers[: len(numbers) // 2] += 0.01  # of one class
     last.raw_data = numbers.tobytes()
     onnx.save(model, path)
 
@@ -363,7 +362,8 @@ def many_values(folder):
     shape = onnx.numpy_helper.from_array(np.array([2**25]), "shape")
     nodes = [onnx.helper.make_node("ConstantOfShape", ["shape"], [f"x{number}"]) for number in range(16)]
     total = onnx.helper.make_node("Sum", [f"x{number}" for number in range(16)], ["probabilities"])
-    model = graph_of(*nodes, total, initializers=[shape])
+    cast = onnx.helper.make_node("Cast", ["pixels"], ["class"], to=onnx.TensorProto.INT64)
+    model = graph_of(*nodes, total, cast, initializers=[shape])
     own = onnx.load(folder / "model.onnx")
     model.metadata_props[0].value = own.metadata_props[0].value
     onnx.save(model, folder / "model.onnx")
@@ -376,8 +376,8 @@ def test_what_takes_more_than_its_size_allows_ends_a_process_of_its_own(received
         said = " ".join(sfumato.verify(received).findings)
     except InputError as error:
         said = str(error)
-    assert said and "\n" not in said
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 1.6 * 2**20  # kB, what is imported included
+    assert "alloc" in said.lower() or "more memory" in said
+    assert "\n" not in said
 
 
 def test_a_zip_that_is_cut_or_none_is_refused(exported, tmp_path):
