@@ -87,11 +87,11 @@ QUICK = {
     "convnext_atto": create("convnext_atto", **next_),
     "vit_tiny": create("vit_tiny_patch16_224", **vit),
     "swin_tiny": create("swin_tiny_patch4_window7_224", **swin),
-    "mobilenetv3_small": override("mobilenetv3_small_050", **narrow),
-    "maxvit_nano_rw": create("maxvit_nano_rw_256", block_type=("M", "M"), **hybrid),
     "torchvision_vit": torchvision_vit,
 }
 SLOW = {
+    "mobilenetv3_small": override("mobilenetv3_small_050", **narrow),
+    "maxvit_nano_rw": create("maxvit_nano_rw_256", block_type=("M", "M"), **hybrid),
     "nf_seresnet50": create("nf_seresnet50", **nf),
     "dm_nfnet_f0": create("dm_nfnet_f0", **nf, num_features=64, group_size=8),
     "eca_nfnet_l0": create("eca_nfnet_l0", **nf, num_features=64, group_size=8),
