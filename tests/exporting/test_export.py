@@ -69,7 +69,7 @@ def test_nothing_is_written_over_and_nothing_is_left_of_an_export_that_fails(run
     with pytest.raises(KeyboardInterrupt):
         sfumato.export(run, tmp_path / "new")
     assert not any(tmp_path.iterdir())
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="there is no folder"):
         sfumato.export(tmp_path / "nothing", tmp_path / "new")
     with pytest.raises(InputError, match="lies in the run's folder"):
         sfumato.export(run, run / "new")

@@ -73,11 +73,11 @@ def export(run: str | Path, output: str | Path, *, about: About | None = None, t
     refuse_name(output)
     if output.exists() or output.resolve().is_relative_to(run.resolve()):
         raise InputError(f"{output} is there already, or lies in the run's folder. Choose another --output.")
+    trained = load(run, trust)
     refuse_links(run)
     certificate, result = verify_run(run)
     if certificate.audit is not None and certificate.audit.violated:
         raise InputError(f"{run}: an attack refuted what it claims (report.html). Find out why before you hand it on.")
-    trained = load(run, trust)
     told = read_run(run)
     with machine_faults(output), contextlib.ExitStack() as unless_done:
         output.parent.mkdir(parents=True, exist_ok=True)
