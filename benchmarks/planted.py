@@ -22,8 +22,8 @@ from tests.auditing.planted.plants import Edit, planted
 NOTHING = "as it is"
 ROOT_TWO = Edit(
     "training.step:PrivateStep.release",
-    "add_noise(grad_sum, self.noise_stddev, noise)",
-    "add_noise(grad_sum, self.noise_stddev / 2**0.5, noise)",
+    "with_noise(grad_sum, self.noise_stddev, noise, first)",
+    "with_noise(grad_sum, self.noise_stddev / 2**0.5, noise, first)",
 )
 RUNS = {1.0: 20, 2.0: 6, 4.0: 3, 8.0: 2}
 """Of 4,000 games, at each epsilon: as many as `tests/auditing/test_canary.py` plays."""

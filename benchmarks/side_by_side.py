@@ -55,8 +55,11 @@ def one_at_a_time(
             randomness = draw(mechanism, indices, views, view, model)
             grad_sum, _ = models.step.collect(parts[takes_part], parameters, randomness)
             with torch.no_grad():
-                for name, grad in models.step.release(grad_sum, derived(key, "noise", number)).items():
-                    parameters[name] -= RATE * grad
+                flat = torch.cat([value.flatten() for value in grad_sum.values()])
+                parts = models.step.release(flat, derived(key, "noise", number))
+                torch.nn.utils.vector_to_parameters(
+                    torch.nn.utils.parameters_to_vector(parameters.values()) - RATE * parts, parameters.values()
+                )
         found.append({name: value.detach().clone() for name, value in parameters.items()})
     with torch.no_grad():
         for name, value in begin.items():

@@ -38,7 +38,11 @@ def digest(value: Any) -> str:
 
 def derived(key: bytes, purpose: str, step: int = 0) -> "Stream":
     """The stream of one purpose at one step under a key; equal arguments give equal bits."""
-    return Stream(hmac.digest(key, canonical({"purpose": purpose, "step": step}), "sha256"))
+    return Stream(_derived_key(key, purpose, step))
+
+
+def _derived_key(key: bytes, purpose: str, step: int) -> bytes:
+    return hmac.digest(key, canonical({"purpose": purpose, "step": step}), "sha256")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +60,11 @@ class Streams:
 
     def stream(self, purpose: str, step: int = 0) -> "Stream":
         """The stream of one purpose at one step."""
-        return Stream(new_key()) if self.seed is None else derived(key_from_seed(self.seed), purpose, step)
+        return Stream(self.key(purpose, step))
+
+    def key(self, purpose: str, step: int = 0) -> bytes:
+        """Its key, where another process is to have the stream too."""
+        return new_key() if self.seed is None else _derived_key(key_from_seed(self.seed), purpose, step)
 
 
 class Stream:

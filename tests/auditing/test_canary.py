@@ -14,7 +14,7 @@ from sfumato.auditing.bounds import audit_scores
 from sfumato.data.sampling import poisson_batch
 from sfumato.errors import InputError
 from sfumato.training import step as step_module
-from sfumato.training.noise import add_noise
+from sfumato.training.noise import with_noise
 
 DELTA = 1e-5
 SHORT = Mechanism(200, 100, 1.0, 4)
@@ -79,7 +79,7 @@ def test_a_sound_step_is_not_accused_and_shows_most_of_its_epsilon():
 
 @pytest.mark.parametrize("epsilon, num_runs", [(2.0, 6), (8.0, 2)])
 def test_noise_over_root_two_is_caught(epsilon, num_runs, monkeypatch):
-    monkeypatch.setattr(step_module, "add_noise", lambda total, stddev, *own: add_noise(total, stddev / 2**0.5, *own))
+    monkeypatch.setattr(step_module, "with_noise", lambda total, stddev, *own: with_noise(total, stddev / 2**0.5, *own))
     assert audited(claimed(epsilon), num_runs).violated
 
 
@@ -95,12 +95,10 @@ def test_noise_that_is_the_same_in_two_updates_is_caught(monkeypatch):
     """The attacker's best score takes updates for independent; another one, made for the fault, is better."""
     kept = {}
 
-    def again(total, stddev, stream):
-        noisy = add_noise(total, stddev, stream)
-        kept.setdefault("noise", {name: value - total[name] for name, value in noisy.items()})
-        return {name: value + kept["noise"][name] for name, value in total.items()}
+    def again(total, *given):
+        return total + kept.setdefault("noise", with_noise(total, *given) - total)
 
-    monkeypatch.setattr(step_module, "add_noise", again)
+    monkeypatch.setattr(step_module, "with_noise", again)
     mechanism = claimed(2.0)
     took_part = canary.coins(mechanism.num_examples)
     seen = canary.observe(canary.prepared_step(mechanism), took_part)

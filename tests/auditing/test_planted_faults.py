@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from sfumato.training import step
-from sfumato.training.noise import add_noise
+from sfumato.training.noise import with_noise
 from tests.auditing.planted import laws
 from tests.auditing.planted.faults import FAULTS, MORE
 from tests.auditing.planted.plants import Edit, planted
@@ -43,18 +43,18 @@ def found(fault):
 
 
 def test_what_is_planted_is_seen_by_all_who_use_it_and_taken_out_again():
-    real = step.add_noise, step.Draws.noise
-    stddev = Edit("training.noise:add_noise", "_GRID_BITS)", "_GRID_BITS - 1)")
-    with planted(stddev, Edit("training.step:Draws.noise", "release)", "release + 0)")):
-        assert step.add_noise is sys.modules["sfumato.training.noise"].add_noise is not real[0]
-        assert step.Draws.noise is not real[1]
-    assert (step.add_noise, step.Draws.noise) == real and step.add_noise is add_noise
+    real = step.with_noise, step.Draws.noise_key
+    stddev = Edit("training.noise:with_noise", "_GRID_BITS)", "_GRID_BITS - 1)")
+    with planted(stddev, Edit("training.step:Draws.noise_key", "release)", "release + 0)")):
+        assert step.with_noise is sys.modules["sfumato.training.noise"].with_noise is not real[0]
+        assert step.Draws.noise_key is not real[1]
+    assert (step.with_noise, step.Draws.noise_key) == real and step.with_noise is with_noise
 
 
 @pytest.mark.parametrize("before", ["no such text", "self"])
 def test_a_fault_whose_text_does_not_stand_in_the_code_once_is_an_error(before):
-    real = step.Draws.noise
-    edits = [Edit("training.step:Draws.noise", *words) for words in (("release)", "release + 0)"), (before, ""))]
+    real = step.Draws.noise_key
+    edits = [Edit("training.step:Draws.noise_key", *words) for words in (("release)", "release + 0)"), (before, ""))]
     with pytest.raises(ValueError, match="once"), planted(*edits):
         pass
-    assert step.Draws.noise is real
+    assert step.Draws.noise_key is real

@@ -158,9 +158,9 @@ def test_room_for_the_next_checkpoint_is_held(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     saved(checkpoints, 0, size=10_000)
     size = checkpoints.paths()[0].stat().st_size
-    assert (tmp_path / ".next").stat().st_blocks * 512 >= 4 * size  # an optimizer remembers nothing yet
+    assert (tmp_path / ".next-").stat().st_blocks * 512 >= 4 * size  # an optimizer remembers nothing yet
     saved(checkpoints, 1, size=20_000)
-    assert (tmp_path / ".next").stat().st_size == checkpoints.paths()[-1].stat().st_size
+    assert (tmp_path / ".next-").stat().st_size == checkpoints.paths()[-1].stat().st_size
 
 
 @pytest.mark.parametrize("code", [None, errno.EOPNOTSUPP, errno.ENOSPC])
@@ -178,7 +178,7 @@ def test_where_a_file_system_cannot_reserve_room_is_written_and_a_full_disk_is_o
             saved(checkpoints, 0, size=10_000)
         return
     saved(checkpoints, 0, size=10_000)
-    assert (tmp_path / ".next").stat().st_blocks * 512 >= 4 * checkpoints.paths()[0].stat().st_size
+    assert (tmp_path / ".next-").stat().st_blocks * 512 >= 4 * checkpoints.paths()[0].stat().st_size
 
 
 def test_a_checkpoint_that_runs_code_is_not_loaded(tmp_path):

@@ -73,14 +73,14 @@ def _run(arguments: list[str], die_at: Death, log: str, modules: Path | None, wa
 def _watch(folder: Path) -> None:
     from sfumato.training import step
 
-    real = step.add_noise
+    real = step.with_noise
     folder.mkdir(exist_ok=True)
 
-    def noted(grad_sum, noise_stddev, stream):
+    def noted(*given):
         (folder / secrets.token_hex(8)).touch()
-        return real(grad_sum, noise_stddev, stream)
+        return real(*given)
 
-    step.add_noise = noted
+    step.with_noise = noted
 
 
 def _plant(where: str, count: int, share: float) -> None:

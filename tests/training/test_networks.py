@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from sfumato.json_record import finite
 from sfumato.run_folder.record import PrivateMetrics, RecordLines, read_lines
-from sfumato.training.step import norm_histogram
+from sfumato.training.step import Rows, norm_histogram
 from tests.cli.test_cli import call, json_of, refused
 from tests.training.test_step import problem, step_of
 
@@ -102,7 +102,7 @@ def test_statistics_of_one_image_s_extremes_are_those_of_exact_arithmetic(norm, 
     model, _ = problem()
     step = step_of(model)
     norms, losses = torch.tensor([0.35, 1.4, norm, norm]), torch.tensor([2.0, 4.0, loss, loss])
-    found = step._statistics(norms, losses)
+    found = step.statistics(Rows(norms, losses), 1.0, 1, with_norms=False)
     kept = [(float(n), float(v)) for n, v in zip(norms, losses, strict=True) if math.isfinite(n) and math.isfinite(v)]
     count = len(kept)
     assert count == (4 if math.isfinite(norm) and math.isfinite(loss) else 2)
@@ -114,7 +114,7 @@ def test_statistics_of_one_image_s_extremes_are_those_of_exact_arithmetic(norm, 
 
 def test_what_is_still_not_finite_is_none_and_read_again(tmp_path):
     path = tmp_path / "metrics_private.jsonl"
-    norms = norm_histogram(torch.tensor([1.0]), torch.tensor([1.0]), 1.0, {"w": torch.full((2,), 1e38)}, 1e-300)
+    norms = norm_histogram(Rows(torch.tensor([1.0]), torch.tensor([1.0])), 1.0, 1e38, 1e-300)
     known = {"clipped_fraction": 0.0, "grad_norm": None, "clipped_square": 0.0, "seconds": 0.1, "phases": {}}
     line = PrivateMetrics(step=1, loss=finite(math.inf), norms=norms, **known)
     assert norms.signal_to_noise is None and line.loss is None

@@ -86,7 +86,7 @@ def test_no_word_of_the_stream_serves_two_coordinates():
     count = 3 * noise._PIECE + 5
     values = noise_of(count, 1.0)["weight"]
     assert len(values.unique()) > count / 20  # values lie on a grid
-    for distance in (1, noise._BLOCK // 2, noise._BLOCK, noise._PIECE, 2 * noise._PIECE):
+    for distance in (1, noise.BLOCK // 2, noise.BLOCK, noise._PIECE, 2 * noise._PIECE):
         a, b = values[distance:].double(), values[:-distance].double()
         for first, second in ((a, b), (a.square() - 1, b.square() - 1)):
             assert abs(float((first * second).mean())) < 6 * 2 / len(a) ** 0.5
@@ -97,6 +97,6 @@ def test_neither_threads_nor_pieces_decide_which_noise_a_coordinate_gets(monkeyp
     key, zeros = new_key(), {"weight": torch.zeros(200_001), "bias": torch.zeros(7)}
     expected = add_noise(zeros, 1.0, Stream(key))
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(noise, "_PIECE", threads * noise._BLOCK)
+    monkeypatch.setattr(noise, "_PIECE", threads * noise.BLOCK)
     again = add_noise(zeros, 1.0, Stream(key))
     assert all(again[name].equal(expected[name]) for name in zeros)

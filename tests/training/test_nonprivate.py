@@ -23,8 +23,10 @@ def gradient_of(model, images, indices, augmult=0, microbatch_size=4, max_grad_n
     step = OrdinaryStep(model, Objective(None), views, microbatch_size, max_grad_norm, Speed())
     bits = np.random.default_rng(0).integers(0, 2**32, (len(images), augmult), dtype=np.uint32)
     randomness = Randomness(np.array(indices, dtype=np.int64), bits, bytes(32))
-    gradient, statistics = step.collect(images, dict(model.named_parameters()), randomness)
-    return torch.cat([value.flatten() for value in gradient.values()]), statistics, views, bits
+    gradient, rows = step.collect(images, dict(model.named_parameters()), randomness)
+    flat = torch.cat([value.flatten() for value in gradient.values()])
+    norm = float(flat.norm())
+    return step.scaled(flat, float), step.statistics(rows, norm, len(flat), with_norms=False), views, bits
 
 
 @pytest.mark.parametrize("augmult", [0, 3])

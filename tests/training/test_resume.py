@@ -80,7 +80,7 @@ def assert_finished(folder, watch):
     steps = [line.step for line in counted.releases]
     assert steps[-1] >= claim["num_applied"] and all(b - a <= 1 for a, b in zip([0, *steps], steps, strict=False))
     assert verify_run(folder)[1].num_lost == claim["num_lost"]
-    assert not (folder / "owner" / "checkpoints" / ".next").exists()
+    assert not list((folder / "owner" / "checkpoints").glob(".next*"))
 
 
 @pytest.fixture(scope="module")
@@ -396,7 +396,7 @@ def test_what_is_private_lies_in_one_folder_and_no_artefact_tells_what_was_drawn
     front, own = ({path.name for path in folder.iterdir()} for folder in (finished, finished / "owner"))
     json_files = {"privacy.json", "ledger.jsonl", "metrics.jsonl", "result.json"}
     assert front == json_files | {"recipe.toml", "report.html", "model.safetensors", "owner"}
-    assert own == {"checkpoints", "metrics_private.jsonl", "images_sha256"}
+    assert own == {"checkpoints", "launch", "metrics_private.jsonl", "images_sha256"}
     assert (finished / "owner").stat().st_mode & 0o777 == 0o700
     for line in (finished / "metrics.jsonl").read_text().splitlines():
         assert json.loads(line).keys() == {"step", "epsilon", "accuracy", "accuracy_last"}
@@ -418,13 +418,13 @@ def test_a_run_on_features_goes_on_with_the_network_that_it_began_with(tmp_path)
 def test_a_second_start_that_waited_while_the_first_began_is_refused(killed_once, tmp_path, monkeypatch):
     """It found nothing begun, and built its model meanwhile: it goes on with nothing that it did not compare."""
     folder = tmp_path / "run"
-    began = Mock(side_effect=lambda *args: shutil.copytree(killed_once, folder) and None)
+    began = Mock(side_effect=lambda *args, **options: shutil.copytree(killed_once, folder) and None)
     monkeypatch.setattr("sfumato.training.loop.launch.go_on", began)
     says_no("another start began", sfumato.train, "demo/digits", folder, settings=SETTINGS, resume=True)
 
 
 def test_every_drawing_of_noise_finds_its_line_on_disk(tmp_path, monkeypatch):
-    found, real = [], step.add_noise
-    monkeypatch.setattr(step, "add_noise", lambda *given: found.append(num_lines(tmp_path / "run")) or real(*given))
+    found, real = [], step.with_noise
+    monkeypatch.setattr(step, "with_noise", lambda *given: found.append(num_lines(tmp_path / "run")) or real(*given))
     sfumato.train("demo/digits", tmp_path / "run", settings=SETTINGS)
     assert found == list(range(2, lines(tmp_path / "run").run.num_steps + 2))

@@ -60,7 +60,7 @@ def test_updates_are_the_optimizer_s_on_the_private_gradient(given, kind, option
     reference = kind(twin.parameters(), lr=0.5, **options)
     for step in range(1, 6):
         gradient = {name: torch.randn(value.shape) for name, value in model.named_parameters()}
-        state.update(gradient, step, step)
+        state.update(state.flat.join(gradient), step, step)
         for name, value in twin.named_parameters():
             value.grad = gradient[name]
         reference.step()
@@ -77,7 +77,7 @@ def test_adam_is_what_kingma_and_ba_print_and_adamw_what_loshchilov_and_hutter_p
     first = second = torch.zeros_like(weight)
     for step in range(1, 7):
         gradient = {name: torch.randn(value.shape, dtype=torch.float64) for name, value in model.named_parameters()}
-        state.update(gradient, step, step)
+        state.update(state.flat.join(gradient), step, step)
         rate = 0.5 * min(step / 3, 1)
         seen = gradient["weight"] + (decay * weight if name == "adam" else 0)
         first, second = 0.8 * first + 0.2 * seen, 0.95 * second + 0.05 * seen**2
@@ -96,7 +96,7 @@ def test_a_state_goes_on_bit_for_bit_from_its_tensors(given, done):
         if step == done + 1:
             second.load_state_dict(copy.deepcopy(first.state_dict()))
         for state in (whole, second if step > done else first):
-            state.update(gradients[step], step, step)
+            state.update(state.flat.join(gradients[step]), step, step)
     torch.testing.assert_close(second.state_dict(), whole.state_dict(), rtol=0, atol=0)
     if "adam" in given.get("name", ""):  # without it, the correction of the bias would start anew
         assert float(second.state_dict()["optimizer"][0]["step"]) == 7
@@ -105,10 +105,10 @@ def test_a_state_goes_on_bit_for_bit_from_its_tensors(given, done):
 def test_averaged_weights_are_used_inside_the_block_only():
     state = State(nn.Linear(3, 2), recipe())
     for step in range(1, 4):
-        state.update({"weight": torch.randn(2, 3), "bias": torch.randn(2)}, step, step)
+        state.update(state.flat.join({"weight": torch.randn(2, 3), "bias": torch.randn(2)}), step, step)
     last = state.model.weight.clone()
     with state.averaged_weights():
-        assert torch.equal(state.model.weight, state.ema.averages[0]["weight"])
+        assert torch.equal(state.model.weight, state.flat.split(state.averages[0])["weight"])
     assert torch.equal(state.model.weight, last)
 
 

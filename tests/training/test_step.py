@@ -1,7 +1,5 @@
 """The private step against De et al. (2022): Algorithm 1 as printed, Eq. 3, and its edge cases."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -13,8 +11,7 @@ from sfumato.clipping.graph import engine as graph_engine
 from sfumato.data.images import ImageSet
 from sfumato.data.views import Views
 from sfumato.randomness import Streams
-from sfumato.training import step as step_module
-from sfumato.training.step import PrivateStep, draw, norm_histogram
+from sfumato.training.step import PrivateStep, Rows, draw, norm_histogram
 
 NUM_EXAMPLES, CLIPPING_NORM = 24, 0.7
 NO_VIEWS, STREAMS = Views("none", 0, 0), Streams(1)
@@ -50,8 +47,13 @@ def bits(step, indices, streams=None):
 def private_grad(step, model, images, indices, streams=None):
     """One update: what is released, and the statistics."""
     streams = streams or Streams()
-    grad_sum, statistics = step.collect(images, dict(model.named_parameters()), bits(step, indices, streams))
-    return step.release(grad_sum, streams.stream("noise")), statistics
+    grad_sum, rows = step.collect(images, dict(model.named_parameters()), bits(step, indices, streams))
+    return step.release(flat(grad_sum), streams.stream("noise")), statistics_of(step, grad_sum, rows)
+
+
+def statistics_of(step, grad_sum, rows, with_norms=False):
+    vector = flat(grad_sum)
+    return step.statistics(rows, float(vector.double().norm()), len(vector), with_norms)
 
 
 def flat(gradient):
@@ -82,14 +84,14 @@ def test_without_noise_the_step_is_the_sum_of_clipped_gradients_over_the_constan
     model, images = problem()
     step = step_of(model)
     gradient, _ = private_grad(step, model, images, indices)
-    assert torch.allclose(flat(gradient), clipped_mean(model, images, indices), atol=1e-6)
+    assert torch.allclose(gradient, clipped_mean(model, images, indices), atol=1e-6)
 
 
 def test_an_empty_batch_is_an_update_of_noise_alone():
     model, images = problem()
     step = step_of(model, sigma=2.0)
     gradient, statistics = private_grad(step, model, images, [])
-    assert abs(float(flat(gradient).std()) * 8 / 2.0 - 1) < 0.2
+    assert abs(float(gradient.std()) * 8 / 2.0 - 1) < 0.2
     assert statistics.loss == 0
 
 
@@ -98,7 +100,7 @@ def test_an_unreadable_image_contributes_exactly_zero_and_the_divisor_stays():
     step = step_of(model)
     with_them, _ = private_grad(step, model, images, [1, 2, 5, 9])
     without, _ = private_grad(step, model, images, [1, 9])
-    assert torch.allclose(flat(with_them), flat(without), atol=1e-7)
+    assert torch.allclose(with_them, without, atol=1e-7)
 
 
 @pytest.mark.parametrize("augmult", [0, 3])
@@ -108,7 +110,7 @@ def test_the_microbatch_size_changes_nothing_but_rounding(augmult):
     for microbatch_size in (1, 5, 24):
         step = step_of(model, sigma=1.0, augmult=augmult, microbatch_size=microbatch_size)
         gradient, _ = private_grad(step, model, images, range(17), streams)
-        results.append(flat(gradient))
+        results.append(gradient)
     assert all(torch.allclose(result, results[0], atol=1e-3) for result in results)  # one grid step of the noise
 
 
@@ -116,8 +118,8 @@ def test_a_view_depends_on_its_example_and_number_alone():
     """Who else is in the batch must not move an example's views."""
     model, images = problem()
     step, streams = step_of(model, augmult=3), Streams(7)
-    alone = [flat(private_grad(step, model, images, [index], streams)[0]) for index in (4, 11)]
-    together = flat(private_grad(step, model, images, [4, 11], streams)[0])
+    alone = [private_grad(step, model, images, [index], streams)[0] for index in (4, 11)]
+    together = private_grad(step, model, images, [4, 11], streams)[0]
     assert torch.allclose(alone[0] + alone[1], together, atol=1e-6)
 
 
@@ -129,7 +131,7 @@ def test_algorithm_1_as_printed_agrees_with_ours_in_mean_and_variance():
     step = step_of(model, batch_size=len(indices), sigma=sigma)
     noiseless = step_of(model, batch_size=local)
     chunks = indices.reshape(num_accumulations, local)
-    parts = [flat(private_grad(noiseless, model, images, chunk)[0]) for chunk in chunks]
+    parts = [private_grad(noiseless, model, images, chunk)[0] for chunk in chunks]
     source, streams = torch.Generator().manual_seed(1), Streams()
     grad_sum, _ = step.collect(images, dict(model.named_parameters()), bits(step, indices))
     printed, ours = [], []
@@ -139,7 +141,7 @@ def test_algorithm_1_as_printed_agrees_with_ours_in_mean_and_variance():
             noise = torch.randn(part.shape, generator=source) * sigma * num_accumulations**0.5 / len(indices)
             running += (part + noise - running) / number
         printed.append(running)
-        ours.append(flat(step.release(grad_sum, streams.stream("noise"))))
+        ours.append(step.release(flat(grad_sum), streams.stream("noise")))
     printed_runs, our_runs = torch.stack(printed).double(), torch.stack(ours).double()
     standard_error = sigma / len(indices) / repetitions**0.5
     assert float((printed_runs.mean(0) - our_runs.mean(0)).abs().max()) < 6 * 2**0.5 * standard_error
@@ -156,8 +158,8 @@ def test_noise_is_added_once_by_the_release_and_only_where_there_is_noise():
     assert torch.allclose(sums[0], sums[1], atol=1e-6)
     grad_sum, _ = without.collect(images, parameters, randomness)
     stream = Streams().stream("noise")
-    assert flat(without.release(grad_sum, stream)).equal(sums[0] / 8)
-    noise = flat(with_noise.release(grad_sum, stream)) * 8 - sums[0]
+    assert without.release(flat(grad_sum), stream).equal(sums[0] / 8)
+    noise = with_noise.release(flat(grad_sum), stream) * 8 - sums[0]
     assert abs(float(noise.square().mean()) - 1) < 6 * (2 / len(noise)) ** 0.5
 
 
@@ -172,7 +174,7 @@ def test_what_depends_on_parameters_alone_is_computed_once_an_update(monkeypatch
     for update in (1, 2):
         gradient, _ = private_grad(step, model, images, indices)
         assert len(seen) == update
-        assert torch.allclose(flat(gradient), clipped_mean(model, images, indices), atol=1e-6)
+        assert torch.allclose(gradient, clipped_mean(model, images, indices), atol=1e-6)
         with torch.no_grad():
             model[0].weight.mul_(0.5)
 
@@ -183,7 +185,7 @@ def test_histogram_median_and_signal_to_noise_are_numpy_s_of_gradients_taken_one
     indices, readable = range(17), [index for index in range(17) if index not in (4, 7)]
     step = step_of(model, sigma=1.5, augmult=augmult)
     randomness = bits(step, indices, STREAMS)
-    _, statistics = step.collect(images, dict(model.named_parameters()), randomness, with_norms=True)
+    statistics = statistics_of(step, *step.collect(images, dict(model.named_parameters()), randomness), True)
     found = statistics.norms
     gradients, losses = one_by_one(model, images, readable, step.views, randomness.view_bits)
     assert statistics.loss == pytest.approx(np.mean(losses), rel=1e-5)
@@ -198,20 +200,10 @@ def test_histogram_median_and_signal_to_noise_are_numpy_s_of_gradients_taken_one
     assert statistics.clipped_fraction == (norms > 1).mean()
 
 
-def test_looking_at_the_norms_changes_no_bit_of_the_update_and_costs_nothing_when_off(monkeypatch):
-    model, images = problem()
-    step = step_of(model, sigma=1.0)
-    randomness = bits(step, range(13), STREAMS)
-    watched, seen = step.collect(images, dict(model.named_parameters()), randomness, with_norms=True)
-    monkeypatch.setattr(step_module, "norm_histogram", None)  # would fail if it were called
-    plain, unseen = step.collect(images, dict(model.named_parameters()), randomness)
-    assert flat(watched).equal(flat(plain)) and unseen == dataclasses.replace(seen, norms=None)
-
-
 def test_a_bin_takes_its_upper_edge_and_the_outermost_take_everything_beyond():
     norms = [0.0, 1e-9, 2.0, 2.0 * (1 + 1e-6), 3.0, 1e9, float("inf"), float("nan"), 1.0]
     losses = torch.tensor([0.0] * 8 + [float("nan")])
-    found = norm_histogram(torch.tensor(norms, dtype=torch.float64), losses, 2.0, {"w": torch.zeros(3)}, 0.0)
+    found = norm_histogram(Rows(torch.tensor(norms, dtype=torch.float64), losses), 2.0, 0.0, 0.0)
     one = found.edges.index(1.0)
     assert (found.counts[0], found.counts[-1], found.not_finite, sum(found.counts)) == (2, 1, 3, 6)
     assert found.counts[one] == 1 and found.counts[one + 1] == 1  # C itself is not clipped; a little more is

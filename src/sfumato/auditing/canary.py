@@ -31,7 +31,7 @@ from sfumato.data.images import ImageSet
 from sfumato.data.views import Views
 from sfumato.errors import InputError
 from sfumato.json_record import pick
-from sfumato.randomness import Streams
+from sfumato.randomness import Stream, Streams
 from sfumato.run_folder.ledger import Ledger, new_run_line
 from sfumato.training.step import Draws, PrivateStep
 
@@ -173,8 +173,8 @@ def observe(step: PrivateStep, took_part: np.ndarray) -> np.ndarray:
             for update in range(1, mechanism.num_steps + 1):
                 grad_sum, _ = step.collect(data, parameters, draws.of_update(update))
                 ledger.append(update)
-                private_grad = step.release(grad_sum, draws.noise(update))
-                seen[update - 1] = private_grad["1.weight"][0, : mechanism.num_examples].numpy()
+                private_grad = step.release(grad_sum["1.weight"][0], Stream(draws.noise_key(update)))
+                seen[update - 1] = private_grad[: mechanism.num_examples].numpy()
     return seen * (mechanism.batch_size / step.grad_fn.sensitivity)
 
 

@@ -63,6 +63,7 @@ class Models:
         self.mechanism, self._network, self._learning_rate = mechanism, network, setting.learning_rate
         self._fixed_batches, self._stopped = fixed_batches, stopped
         self._begin = {name: value.detach() for name, value in network.named_parameters()}
+        self._sizes = [value.numel() for value in self._begin.values()]
         self._dtype = next(iter(self._begin.values())).dtype
         self.views = Views("crop" if augmult else "none", augmult, _PADDING if augmult else 0)
         grad_fn = clipped_grad(network, cross_entropy, clipping_norm=setting.clipping_norm, augmult=augmult)
@@ -93,9 +94,10 @@ class Models:
             ]
             sums = self._clipped_sums(parameters, drawn, rows)
             for model, key in enumerate(keys):
-                own = {name: value[model] for name, value in sums.items()}
-                for name, grad in self.step.release(own, derived(key, "noise", number)).items():
-                    parameters[name][model] -= self._learning_rate * grad
+                own = torch.cat([value[model].flatten() for value in sums.values()])
+                parts = self.step.release(own, derived(key, "noise", number)).split(self._sizes)
+                for (name, begin), grad in zip(self._begin.items(), parts, strict=True):
+                    parameters[name][model] -= self._learning_rate * grad.view(begin.shape)
         return parameters
 
     def losses(self, parameters: Mapping[str, torch.Tensor]) -> list[float]:

@@ -346,6 +346,12 @@ class TrainingConfig(Section):
     """
     compile: Annotated[bool, MayChange()] = False
     """Compiles the step, which takes a minute or more, and pays on a GPU or for transformers."""
+    shard_state: Annotated[bool, MayChange()] = False
+    """Under torchrun: each rank keeps the optimizer's memory and the averages of its share of the parameters alone."""
+    rank_timeout: Annotated[PositiveFloat, MayChange()] = 300.0
+    """Under torchrun: seconds that a rank waits for one that is not heard of before all end. More than the slowest
+    evaluation or file system takes; less, and a machine that was cut off costs less time.
+    """
     evaluate_every: Annotated[PositiveInt | None, MayChange()] = None
     """Steps between two evaluations on held-out images."""
     checkpoint_every: Annotated[PositiveInt | None, MayChange()] = None

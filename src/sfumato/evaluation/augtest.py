@@ -41,6 +41,8 @@ def augtest(
     calibration: Calibration | None = None,
     classes: Sequence[str] = (),
     rows: int = 128,
+    chosen: torch.Tensor | None = None,
+    total: Callable[[float], float] = float,
 ) -> WithViews:
     """Accuracy when several random views of each image decide together, as they were made in
     training.
@@ -59,6 +61,8 @@ def augtest(
         calibration: How they become decisions; None: the largest is named.
         classes: Their names.
         rows: Views that the model sees at once, or the views of one image if they are more.
+        chosen: The images that are looked at here; None: all.
+        total: Adds up what was found here and by whoever looks at the others.
     """
     if num_views == 0 or views.kind == "none":
         return WithViews(0, None, None)
@@ -66,13 +70,13 @@ def augtest(
     bits = _public_bits(len(images), num_views)
     model.eval()
     correct = torch.zeros(2, dtype=torch.int64)
-    for indices in torch.arange(len(images)).split(max(rows // num_views, 1)):
+    for indices in (torch.arange(len(images)) if chosen is None else chosen).split(max(rows // num_views, 1)):
         inputs = views.of_bits(images, indices, bits[indices], device)
         outputs = model(inputs.flatten(0, 1)).float().cpu()
         decisions = decide_together(decide(outputs).view(len(indices), num_views, -1), calibration, classes)
         correct += torch.stack([(decision == images.labels[indices]).sum() for decision in decisions])
     model.train(was_training)
-    vote, mean = (correct.double() / max(len(images), 1)).tolist()
+    vote, mean = (total(float(count)) / max(len(images), 1) for count in correct)
     return WithViews(num_views, vote, mean)
 
 

@@ -22,6 +22,7 @@ from sfumato.data.images import ImageSet
 from sfumato.errors import InputError, refusing
 from sfumato.models.trainable import ANY_NUMBER
 
+_ROWS = 128
 _Z = 1.959963984540054  # of a two-sided 95 % interval
 # How far an answer may lie from that of the image alone, relative to the largest.
 _TOLERANCE = 1e-2
@@ -55,12 +56,12 @@ def only_class(logits: torch.Tensor) -> int | None:
 
 
 @torch.no_grad()
-def predict_logits(model: nn.Module, examples: Examples, rows: int = 128) -> torch.Tensor:
-    """The model's outputs in evaluation mode, float32, shape (N, classes), on the CPU."""
+def predict_logits(model: nn.Module, examples: Examples, chosen: torch.Tensor | None = None) -> torch.Tensor:
+    """The model's outputs in evaluation mode, float32, shape (N, classes), on the CPU; of the chosen examples."""
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    parts = torch.arange(len(examples)).split(rows)
+    parts = (torch.arange(len(examples)) if chosen is None else chosen).split(_ROWS)
     chunks = [_outputs(model, examples.batch(indices, device)).float().cpu() for indices in parts]
     model.train(was_training)
     return torch.cat(chunks)

@@ -47,8 +47,10 @@ class Checkpoints:
     right after a checkpoint, and not with updates that are released and cannot be kept.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, launch_id: str = "") -> None:
         self.folder = folder
+        # A start that was frozen in the middle of writing, and whose folder another took, writes to a file of its own.
+        self._room = folder / f".next-{launch_id}"
 
     def paths(self) -> list[Path]:
         """All, the oldest first."""
@@ -110,16 +112,13 @@ class Checkpoints:
                 file.seek(0, os.SEEK_END)
                 file.write(bytes(missing))
 
-    def free_room(self) -> None:
-        """No more checkpoints follow."""
-        self._room.unlink(missing_ok=True)
+    def remove_room(self) -> None:
+        """No more checkpoints follow, or none of an earlier start."""
+        for path in self.folder.glob(".next*"):
+            path.unlink(missing_ok=True)
 
     def _path(self, num_releases: int) -> Path:
         return self.folder / f"release-{num_releases:09d}.pt"
-
-    @property
-    def _room(self) -> Path:
-        return self.folder / ".next"
 
     def _open_room(self) -> io.BufferedRandom:
         return os.fdopen(os.open(self._room, os.O_RDWR | os.O_CREAT, 0o600), "r+b")

@@ -4,11 +4,11 @@ What a start writes comes in this order, so that one that is killed anywhere can
 owner's notes; the ledger's first line; checkpoint 0, with all that is drawn once. The first release comes after that.
 """
 
-import dataclasses
 import datetime
 import glob
 import secrets
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +16,26 @@ import numpy as np
 
 from sfumato import config
 from sfumato.data.examples import Dataset, dataset_digest
-from sfumato.errors import InputError
+from sfumato.errors import InputError, MachineError
 from sfumato.json_record import Record
 from sfumato.planning.resolve import Plan
 from sfumato.randomness import Stream, digest
 from sfumato.run_folder import files, record
 from sfumato.run_folder.checkpoint import Checkpoint, Checkpoints
-from sfumato.run_folder.files import OWNER, write_json
+from sfumato.run_folder.files import OWNER, machine_faults, write_json
 from sfumato.run_folder.ledger import LEDGER_FILE, MOST_LOST, Ledger, RunLine, new_run_line
 
+_LAUNCH_FILE = f"{files.OWNER}/launch"
 _IMAGES_FILE = f"{files.OWNER}/images_sha256"
 _CHECKPOINT_SECONDS = 300.0
 _OR_ANEW = "or start a new run with another --output; the epsilons of both add up."
 
 
-@dataclasses.dataclass
 class Launch:
     """A run that may release updates.
+
+    It has the lock of the ledger, which may lapse on a shared file system while this process is frozen. So it leaves
+    an id in the folder as well, and looks for it before it writes anything there.
 
     Attributes:
         folder: The run folder.
@@ -41,18 +44,42 @@ class Launch:
         checkpoint: Where to go on from; None at the very beginning.
     """
 
-    folder: Path
-    ledger: Ledger
-    checkpoints: Checkpoints
-    checkpoint: Checkpoint | None
-
-    def __post_init__(self) -> None:
+    def __init__(self, folder: Path, ledger: Ledger, checkpoints: Checkpoints, checkpoint: Checkpoint | None) -> None:
+        self.folder, self.ledger, self.checkpoints, self.checkpoint = folder, ledger, checkpoints, checkpoint
         self._saved_at = self.checkpoint.num_releases if self.checkpoint else 0
         self._saved_when = time.monotonic()
+        self._writer, self._writing = ThreadPoolExecutor(1, "checkpoint"), _done()
 
     @property
     def run_id(self) -> str:
         return self.ledger.lines.run.run_id
+
+    def take_over(self) -> None:
+        """Once nothing is refused: whoever was here before writes nothing more, and there is room for a checkpoint."""
+        files.write_atomically(self.folder / _LAUNCH_FILE, self.ledger.launch_id.encode(), 0o600)
+        self.checkpoints.remove_room()
+        if self.checkpoint is not None:
+            self.checkpoints.hold_room()
+
+    def append(self, step: int) -> None:
+        """Counts a release: `Ledger.append`."""
+        self.refuse_other()
+        self.ledger.append(step)
+
+    def refuse_other(self) -> None:
+        """Before anything is written.
+
+        Raises:
+            MachineError: If another start took the folder over. What this one released is counted.
+        """
+        path = self.folder / _LAUNCH_FILE
+        with machine_faults(path):
+            found = path.read_text()
+        if found != self.ledger.launch_id:
+            self.ledger.close()
+            raise MachineError(
+                f"another start goes on with the run in {self.folder}, so this one writes nothing more there and ends."
+            )
 
     @property
     def is_saved(self) -> bool:
@@ -61,34 +88,69 @@ class Launch:
 
     def is_due(self, every: int | None = None) -> bool:
         """Whether a checkpoint is: after so many releases (None: a fiftieth of the plan), after five minutes, and after
-        the last release.
+        the last release; not while another is written.
+
+        Raises:
+            MachineError: If the last one could not be written.
         """
         count, num_steps = self.ledger.num_releases, self.ledger.lines.run.num_steps
         is_time = time.monotonic() - self._saved_when > _CHECKPOINT_SECONDS
         is_far = count - self._saved_at >= (every or max(num_steps // 50, 1))
-        return not self.is_saved and (is_far or is_time or count == num_steps)
+        if self._writing.done():
+            self.settle()
+        return not self.is_saved and (count == num_steps or (self._writing.done() and (is_far or is_time)))
 
-    def save(self, state: dict[str, Any], step: int, facts: dict[str, Any]) -> None:
-        """Writes the checkpoint of the model's update ``step``, which all releases so far led to."""
+    def save(self, state: dict[str, Any], step: int, facts: dict[str, Any], *, waits: bool = True) -> None:
+        """Writes the checkpoint of the model's update ``step``, which all releases so far led to.
+
+        Args:
+            state: Of which nothing changes until it is written.
+            step: Of the model.
+            facts: What else is plain.
+            waits: Until it is on the disk; else it is written while the run goes on.
+        """
+        self.settle()
         lines = self.ledger.lines
-        self.checkpoints.save(Checkpoint(self.run_id, lines.count, lines.num_releases, step, state, facts))
+        found = Checkpoint(self.run_id, lines.count, lines.num_releases, step, state, facts)
+        self.refuse_other()
+        if waits:
+            self.checkpoints.save(found)
+        else:
+            self._writing = self._writer.submit(self.checkpoints.save, found)
         self._saved_at, self._saved_when = lines.num_releases, time.monotonic()
 
+    def settle(self) -> None:
+        """Waits for the last checkpoint; raises what kept it from the disk, once."""
+        writing, self._writing = self._writing, _done()
+        writing.result()
 
-def start(folder: Path, line: RunLine, *, anonymous: bool = False) -> Launch:
+    def close(self) -> None:
+        """Frees the folder, once what is being written is."""
+        self._writer.shutdown()
+        self.ledger.close()
+
+
+def _done() -> "Future[None]":
+    future = Future[None]()
+    future.set_result(None)
+    return future
+
+
+def start(folder: Path, line: RunLine, *, anonymous: bool = False, patience: float = 0.0) -> Launch:
     """Opens a run's ledger, and finds where to go on from.
 
     Args:
         folder: With what a run begins with, or left.
         line: What the first line of its ledger says, but for the id.
         anonymous: Lines do not say which start made them.
+        patience: Seconds to wait for another process that works there.
 
     Raises:
         InputError: If another process works there, the ledger is of another plan, or it and the checkpoints disagree.
         MachineError: If it cannot be written.
     """
-    checkpoints = Checkpoints(folder / files.OWNER / "checkpoints")
-    ledger = Ledger(folder / LEDGER_FILE, anonymous=anonymous)
+    ledger = Ledger(folder / LEDGER_FILE, anonymous=anonymous, patience=patience)
+    checkpoints = Checkpoints(folder / files.OWNER / "checkpoints", ledger.launch_id)
     with ledger.closed_on_error():
         found, lines = checkpoints.newest(), None if ledger.is_new else ledger.lines
         if lines is not None:
@@ -105,15 +167,16 @@ def start(folder: Path, line: RunLine, *, anonymous: bool = False) -> Launch:
         return Launch(folder, ledger, checkpoints, found)
 
 
-def begin(folder: Path, plan: Plan, dataset: Dataset) -> Launch:
+def begin(folder: Path, plan: Plan, dataset: Dataset, *, patience: float = 0.0) -> Launch:
     """Begins a run in a new folder, or in one where a start was cut short before checkpoint 0. Raises what `start`
     does.
     """
     files.make_folders(folder)
-    started = start(folder, run_line(plan), anonymous=plan.selection is not None)
+    started = start(folder, run_line(plan), anonymous=plan.selection is not None, patience=patience)
     with started.ledger.closed_on_error():
         if started.checkpoint is not None:
             raise InputError(f"another start began the run in {folder} meanwhile. Go on with it: sfumato resume.")
+        started.take_over()
         files.write_atomically(folder / "recipe.toml", config.to_toml(config.shareable(plan.recipe)).encode())
         files.write_places(folder, plan.recipe)
         files.write_atomically(folder / _IMAGES_FILE, dataset_digest(dataset).encode(), 0o600)
@@ -122,7 +185,9 @@ def begin(folder: Path, plan: Plan, dataset: Dataset) -> Launch:
         return started
 
 
-def go_on(folder: Path, plan: Plan, dataset: Dataset, max_lost: float = MOST_LOST) -> Launch | None:
+def go_on(
+    folder: Path, plan: Plan, dataset: Dataset, max_lost: float = MOST_LOST, *, patience: float = 0.0
+) -> Launch | None:
     """Goes on from the newest whole checkpoint. Releases after it are lost to the model, and stay counted.
 
     Args:
@@ -130,6 +195,7 @@ def go_on(folder: Path, plan: Plan, dataset: Dataset, max_lost: float = MOST_LOS
         plan: As when it began.
         dataset: The same images.
         max_lost: The share of the plan's updates that crashes may cost in all.
+        patience: Seconds to wait for another process that works there.
 
     Returns:
         None where nothing was begun, or a start was cut short before there was anything to go on from.
@@ -143,7 +209,7 @@ def go_on(folder: Path, plan: Plan, dataset: Dataset, max_lost: float = MOST_LOS
         refuse_other_files(folder)
         return None
     refuse_changed_recipe(folder, plan)
-    started = start(folder, run_line(plan), anonymous=plan.selection is not None)
+    started = start(folder, run_line(plan), anonymous=plan.selection is not None, patience=patience)
     found, ledger = started.checkpoint, started.ledger
     if found is None:
         ledger.close()
@@ -155,11 +221,12 @@ def go_on(folder: Path, plan: Plan, dataset: Dataset, max_lost: float = MOST_LOS
                 "the images changed since this run began (one was added, removed, altered, relabelled or reordered), "
                 f"or {noted} is gone. Restore them, {_OR_ANEW}"
             )
+        if plan.private:
+            ledger.refuse_lost(found.step, max_lost)
+        started.take_over()
         files.write_places(folder, plan.recipe)
         if not plan.private:
             ledger.cut_back(found.num_lines)
-        ledger.refuse_lost(found.step, max_lost)
-        started.checkpoints.hold_room()
         return started
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,6 +27,7 @@ MOST_LOST = 0.05
 """Of the plan's updates: more that crashes cost the model end a run, unless its owner allows more."""
 _FEW = 10
 """So many may be lost of a short plan."""
+_PAUSE = 0.2
 
 
 class RunLine(Record):
@@ -146,8 +148,10 @@ class Ledger:
     Args:
         path: Of the file; made if it is not there.
         anonymous: Lines do not say which start made them.
+        patience: Seconds to wait for another process that holds it.
 
     Attributes:
+        launch_id: Of this start: 64 random bits.
         lines: What it says. Before `begin` of a new one there is nothing.
 
     Raises:
@@ -157,12 +161,16 @@ class Ledger:
 
     lines: Lines
 
-    def __init__(self, path: Path, *, anonymous: bool = False) -> None:
-        self.path = path
+    def __init__(self, path: Path, *, anonymous: bool = False, patience: float = 0.0) -> None:
+        self.path, self.launch_id = path, secrets.token_hex(8)
+        until = time.monotonic() + patience
         with machine_faults(path):
             self._file = open(path, "ab+", buffering=0)  # noqa: SIM115  (until `close`)
         with self.closed_on_error(), machine_faults(path):
-            if not lock(self._file.fileno(), path):
+            while not lock(self._file.fileno(), path):
+                if time.monotonic() < until:
+                    time.sleep(_PAUSE)
+                    continue
                 raise InputError(f"another process, or a loop that was not closed, holds {path}. End it first.")
             whole = _whole(path.read_bytes())
             self._size, self.is_new = len(whole), not whole
@@ -170,7 +178,7 @@ class Ledger:
                 self.lines = parse(whole, path)
             self._file.truncate(self._size)
         before = [] if self.is_new else [line.launch or 0 for line in self.lines.releases]
-        launch = {"launch": max(before, default=0) + 1, "launch_id": secrets.token_hex(8)}
+        launch = {"launch": max(before, default=0) + 1, "launch_id": self.launch_id}
         self._launch: dict[str, Any] = dict.fromkeys(launch) if anonymous else launch
 
     @property

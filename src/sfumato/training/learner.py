@@ -1,6 +1,7 @@
 """Network, source and update of one run together, ready to take updates."""
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Collection
 from typing import Any
@@ -17,15 +18,17 @@ from sfumato.data.examples import Dataset, Examples, FeatureSet
 from sfumato.data.images import ImageSet
 from sfumato.data.views import People, Views
 from sfumato.errors import InputError, refusing
-from sfumato.evaluation.scores import Objective, require_rows_apart
+from sfumato.evaluation.scores import Objective, predict_logits, require_rows_apart
 from sfumato.json_record import pick
 from sfumato.models.weights import Weights
 from sfumato.planning.resolve import Plan
+from sfumato.randomness import Stream
 from sfumato.training.features import features_of
 from sfumato.training.network import Network
 from sfumato.training.process import keep_freed_memory
 from sfumato.training.state import State
-from sfumato.training.step import OrdinaryStep, PrivateStep, Randomness, Statistics
+from sfumato.training.step import OrdinaryStep, PrivateStep, Randomness, Rows
+from sfumato.training.world import World, is_under_torchrun
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +53,11 @@ class Learner:
         plan: The resolved run.
         dataset: Its images.
         device: Where it computes.
-        recorded: Engine, methods and microbatch size of a run that goes on bit for bit; None: they are chosen.
         trust: Modules that the model may come from.
         weights: That it starts from; None: from scratch.
         report: Takes lines that the user should read.
+        world: Whose gradients are added up.
+        recorded: `speed` of another process, or of a run that goes on bit for bit; None: it is chosen.
 
     Attributes:
         network: Model, and the part of it that trains.
@@ -73,12 +77,14 @@ class Learner:
         plan: Plan,
         dataset: Dataset,
         device: torch.device,
-        recorded: dict[str, Any] | None = None,
         trust: Collection[str] = (),
         weights: Weights | None = None,
         report: Callable[[str], None] = lambda line: None,
+        world: World = World(),  # noqa: B008  (without state)
+        recorded: dict[str, Any] | None = None,
     ) -> None:
         keep_freed_memory()
+        self.world = world
         self._plan, self._dataset, self._device, self._report = plan, dataset, device, report
         recipe = plan.recipe
         refuse_missing_tf32(recipe.training.precision, device)
@@ -99,6 +105,11 @@ class Learner:
             self._prepare_ordinary(speed)
         else:  # all before the run folder is made: a model that is refused leaves nothing behind
             self._prepare_private(speed)
+
+    @property
+    def speed(self) -> dict[str, Any]:
+        """How gradients are computed, for who is to compute as this."""
+        return pick(self, "engine", "microbatch_size", "methods")
 
     def _prepare_ordinary(self, speed: Speed) -> None:
         self.engine, self.methods, self.num_workers = speed.engine, {}, 1
@@ -148,16 +159,15 @@ class Learner:
         Args:
             word: (1,), uint64.
             took_part: (m,), bool: which canaries take part; None: there are none.
-            state: Of a run that goes on, as `State.state_dict` gave it.
+            state: Of a run that goes on, as `State.state_dict` gave it; the first process has it.
         """
         if state is None:
             self.network.initialise(int(word[0]))
-        else:  # features are of the network that the run began with
+        else:
             self.network.load(state["model"])
-        self.source = self._source(took_part)
-        self.state = State(self.network.model, self._plan.recipe)
-        if state is not None:
-            self.state.load_state_dict(state)
+        self.state = State(self.network.model, self._plan.recipe, self.world)
+        self.state.load_state_dict(state)
+        self.source = self._source(took_part)  # features are of the network that the run began with
 
     def _source(self, took_part: np.ndarray | None) -> Source:
         recipe, dataset = self._plan.recipe, self._dataset
@@ -181,11 +191,25 @@ class Learner:
         self.network.model.train()
         return found
 
-    def collect(self, randomness: Randomness, release: int) -> tuple[dict[str, torch.Tensor], Statistics]:
-        """What the gradients of one update add up to; in a private run nobody may see it."""
-        every = self._plan.recipe.training.norm_histogram_every
-        with_norms = every is not None and (release == 1 or release % every == 0)
-        return self.update.collect(self.source.drawn_from, self.state.parameters, randomness, with_norms=with_norms)
+    def collect(self, randomness: Randomness) -> tuple[torch.Tensor, Rows]:
+        """What the gradients of this process's share of an update add up to; in a private run nobody may see it."""
+        examples, share = self.source.drawn_from, self.world.share
+        grad_sum, rows = self.update.collect(examples, self.state.parameters, randomness, share)
+        return self.state.flat.join(grad_sum), rows
+
+    def release(self, summed: Any, noise: Stream) -> torch.Tensor:
+        """The gradient that an optimizer may see, of this process's shard, from what `World.sum` makes of the sums."""
+
+        def part(values: torch.Tensor, first: int) -> torch.Tensor:
+            return self.update.release(values, noise, first)
+
+        gradient = self.world.release(summed, part, self.state.mine)
+        return self.update.scaled(gradient, self.world.total if self.world.shards > 1 else float)
+
+    def logits(self, examples: Examples) -> torch.Tensor:
+        """What the model answers for examples: (N, classes), float32, on the CPU. Each process asks for a part."""
+        own = torch.arange(len(examples)).tensor_split(self.world.size)[self.world.rank]
+        return self.world.gather(predict_logits(self.network.trained, examples, own))
 
 
 def _speed(plan: Plan, device: torch.device, recorded: dict[str, Any] | None) -> Speed:
@@ -204,13 +228,16 @@ def _speed(plan: Plan, device: torch.device, recorded: dict[str, Any] | None) ->
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of that name: "cpu", "cuda", "cuda:N"; "auto" takes a GPU where there is one.
+    """The device of that name: "cpu", "cuda", "cuda:N"; "auto" takes a GPU where there is one, and each rank of a
+    machine its own.
 
     Raises:
         InputError: If there is no such device.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and is_under_torchrun():
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
     remedy = 'Use "auto", "cpu", "cuda" or "cuda:N".'
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):  # others have no float64, which engines are checked in
         raise InputError(f'--device "{name}" is none that is known. {remedy}')

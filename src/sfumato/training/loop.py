@@ -7,8 +7,9 @@ import functools
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from sfumato import __version__
@@ -16,11 +17,12 @@ from sfumato.accounting.accountants import EpsilonCurve
 from sfumato.clipping.clip import convolutions
 from sfumato.data.examples import Dataset
 from sfumato.errors import InputError, MachineError
+from sfumato.evaluation.augtest import WithViews
 from sfumato.json_record import finite, pick
 from sfumato.models.weights import Weights, read_weights
 from sfumato.planning.claims import claims
 from sfumato.planning.resolve import Plan
-from sfumato.randomness import Streams
+from sfumato.randomness import Stream, Streams
 from sfumato.run_folder import files, launch, ledger, record
 from sfumato.run_folder.certificate import certificate, counted, public_inputs, repeated
 from sfumato.run_folder.launch import Launch
@@ -37,7 +39,7 @@ from sfumato.training.outcome import (
     warning_of_chance,
 )
 from sfumato.training.process import Interrupted, give_freed_memory_back, watch_for_interrupts
-from sfumato.training.step import Draws, Statistics
+from sfumato.training.step import Draws, Rows
 from sfumato.training.world import World
 
 
@@ -66,6 +68,7 @@ def train(
     trust: Collection[str] = (),
     progress: Progress = Progress(),  # noqa: B008  (immutable)
     looks: Looks = Looks(),  # noqa: B008  (immutable)
+    world: World = World(),  # noqa: B008  (without state)
 ) -> Result:
     """Trains a model and writes the run folder.
 
@@ -81,6 +84,7 @@ def train(
         device, resume, max_lost, trust: As in `sfumato.train`; a run that is complete returns its result again.
         progress: Who watches.
         looks: What is evaluated besides.
+        world: The processes that train it together.
 
     Returns:
         What result.json holds.
@@ -90,31 +94,53 @@ def train(
         MachineError: If the disk fails, or too much was lost; the run can be resumed.
         Interrupted: After SIGINT or SIGTERM, once a checkpoint is written.
     """
-    files.refuse_name(folder)
-    files.refuse_among_images(folder, plan.recipe.data)
-    plan, weights = _with_weights(plan)
-    log_kinds(plan.recipe.run)
-    _refuse_large_groups(plan, dataset)
-    if resume and (folder / record.RESULT_FILE).exists():
-        launch.refuse_changed_recipe(folder, plan)
-        return verify_run(folder)[1].model_copy(update={"run": str(folder)})  # it may have been moved
+    with world.together():
+        files.refuse_name(folder)
+        files.refuse_among_images(folder, plan.recipe.data)
+        plan, weights = _with_weights(plan)
+        log_kinds(plan.recipe.run)
+        _refuse_large_groups(plan, dataset)
     with convolutions(plan.recipe.training.precision), contextlib.ExitStack() as stack:  # what is evaluated, too
-        started = launch.go_on(folder, plan, dataset, max_lost) if resume else None
-        if started is not None:
-            stack.callback(started.ledger.close)
-        # A run of a public seed goes on with the methods that it began with: equal bits.
-        found = None if started is None or plan.recipe.run.seed is None else started.checkpoint
-        recorded = None if found is None else found.facts["speed"]
-        learner = Learner(plan, dataset, pick_device(device), recorded, trust, weights, progress.message)
-        if started is None:
-            if not resume:
-                files.create(folder)
-            started = launch.begin(folder, plan, dataset)
-            stack.callback(started.ledger.close)
-        logs = Logs(folder, plan.recipe.run)
-        stack.callback(logs.close)
+        finished, started, recorded = None, None, None
+        with world.together():
+            if resume and world.is_first:
+                finished = _finished(folder, plan)
+                if finished is None:
+                    started = launch.go_on(folder, plan, dataset, max_lost, patience=world.patience)
+                if started is not None:
+                    stack.callback(started.close)
+                # A run of a public seed goes on with the methods that it began with: equal bits.
+                found = None if started is None or plan.recipe.run.seed is None else started.checkpoint
+                recorded = None if found is None else found.facts["speed"]
+        if (result := world.same(lambda: finished)) is not None:
+            return result
+        make = functools.partial(Learner, plan, dataset, pick_device(device), trust, weights, progress.message, world)
+        learner = _measured_by_the_first(make, recorded, world)
+        with world.together():
+            if started is None and world.is_first:
+                if not resume:
+                    files.create(folder)
+                started = launch.begin(folder, plan, dataset, patience=world.patience)
+                stack.callback(started.close)
         stack.callback(give_freed_memory_back)
-        return _Run(plan, dataset, learner, started, progress, looks, logs).finish()
+        return _Run(plan, dataset, learner, world, folder, started, progress, looks).finish()
+
+
+def _finished(folder: Path, plan: Plan) -> Result | None:
+    """What a run reached that is complete."""
+    if not (folder / record.RESULT_FILE).exists():
+        return None
+    launch.refuse_changed_recipe(folder, plan)
+    return verify_run(folder)[1].model_copy(update={"run": str(folder)})  # it may have been moved
+
+
+def _measured_by_the_first(make: Callable[..., Learner], recorded: dict[str, Any] | None, world: World) -> Learner:
+    """A learner in each process; engine, methods and microbatch size are what the first one found."""
+    with world.together():
+        learner = make(recorded=recorded) if world.is_first else None
+    speed = world.same(lambda: None if learner is None else learner.speed)
+    with world.together():
+        return make(recorded=speed) if learner is None else learner
 
 
 def _with_weights(plan: Plan) -> tuple[Plan, Weights | None]:
@@ -150,59 +176,82 @@ def _refuse_large_groups(plan: Plan, dataset: Dataset) -> None:
 
 @dataclasses.dataclass
 class _Run:
-    """The loop's variables; ``finish`` reads from top to bottom."""
+    """The loop's variables; ``finish`` reads from top to bottom. Each rank has one.
+
+    Attributes:
+        started: The run folder and its ledger, of which the first rank alone writes; None in the others.
+    """
 
     plan: Plan
     dataset: Dataset
     learner: Learner
-    started: Launch
+    world: World
+    folder: Path
+    started: Launch | None
     progress: Progress
     looks: Looks
-    logs: Logs
 
     def __post_init__(self) -> None:
         plan, learner = self.plan, self.learner
-        self.ledger, self.folder = self.started.ledger, self.started.folder
         self.streams = Streams(plan.recipe.run.seed)
         self.mechanism, self.is_selected = plan.mechanism, plan.selection is not None
         self.claims = claims(plan, plan.mechanism)
-        self.draws, self.world = Draws(plan.mechanism, learner.views, self.streams), World()
+        self.draws = Draws(plan.mechanism, learner.views, self.streams)
         self.metrics = RecordLines(self.folder / record.METRICS_FILE, Metrics)
         self.metrics_private = RecordLines(self.folder / record.PRIVATE_METRICS_FILE, PrivateMetrics, mode=0o600)
         self.seconds: dict[str, float] = {}
-        self.step, self.seconds_before, self.started_at = 0, 0.0, time.perf_counter()
+        self.started_at = time.perf_counter()
         self._initialise()
-        self.state, self.releases_before = learner.state, self.ledger.num_releases
+        self.releases_before = self.num_releases
 
     def _initialise(self) -> None:
         """All that is drawn once, in checkpoint 0; or what the newest checkpoint has."""
-        learner, found, num_canaries = self.learner, self.started.checkpoint, self.plan.recipe.audit.canaries
+        found = None if self.started is None else self.started.checkpoint
+        is_new, word, took_part = self.world.same(lambda: (found is None, *self._drawn_once()))
+        self.learner.initialise(word, took_part, None if found is None else found.state)
+        here: tuple[int, int, float] = (0, 0, 0.0)
+        if found is not None:
+            here = found.num_releases, found.step, found.facts["seconds"]
+        kept, self.step, self.seconds_before = self.world.same(lambda: here)
+        self.num_releases = self.world.same(lambda: self._started.ledger.num_releases)
+        if is_new:
+            self._checkpoint(waits=True)
+        elif lost := self.num_releases - kept:
+            self.progress.message(
+                f"{lost} update(s) since the last checkpoint are lost: they were released and count for the epsilon"
+            )
+        if self.started is not None:
+            self.logs = Logs(self.folder, self.plan.recipe.run)
+            self.metrics.keep_up_to(kept)
+            self.metrics_private.keep_up_to(kept)
+            self.logs.go_on_from(kept + 1)
+
+    @property
+    def _started(self) -> Launch:
+        """Of the first rank."""
+        assert self.started is not None
+        return self.started
+
+    def _drawn_once(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """A word for the initial weights, and which canaries take part."""
+        started, num_canaries = self._started, self.plan.recipe.audit.canaries
         word, took_part = self.streams.stream("initial weights").uint64(1), None
-        if num_canaries and found is None:
+        if num_canaries and started.checkpoint is None:
             stream = self.streams.stream("coins of canaries")
-            took_part = launch.toss_coins(self.folder, self.started.run_id, num_canaries, stream)
+            took_part = launch.toss_coins(self.folder, started.run_id, num_canaries, stream)
         elif num_canaries:
-            took_part = launch.read_coins(self.folder, self.started.run_id, num_canaries)
-        learner.initialise(word, took_part, None if found is None else found.state)
-        if found is None:
-            self._checkpoint()
-        else:
-            self.step, self.seconds_before = found.step, found.facts["seconds"]
-            if lost := self.ledger.num_releases - found.num_releases:
-                self.progress.message(
-                    f"{lost} update(s) since the last checkpoint are lost: they were released and count for the epsilon"
-                )
-        kept = 0 if found is None else found.num_releases
-        self.metrics.keep_up_to(kept)
-        self.metrics_private.keep_up_to(kept)
-        self.logs.go_on_from(kept + 1)
+            took_part = launch.read_coins(self.folder, started.run_id, num_canaries)
+        return word, took_part
 
     def finish(self) -> Result:
         """Takes every update that is left, evaluates, and writes what a finished run leaves."""
         self._write_certificate()
-        with watch_for_interrupts() as interrupted, self._kept_when_the_disk_fails():
-            scores = self._take_updates(interrupted)
-        return self._complete(scores)
+        with contextlib.ExitStack() as stack:
+            if self.started is not None:
+                stack.callback(self.logs.close)
+            with watch_for_interrupts() as interrupted, self._kept_when_the_disk_fails():
+                scores = self._take_updates(interrupted)
+            return self._complete(scores)
 
     @contextlib.contextmanager
     def _kept_when_the_disk_fails(self) -> Iterator[None]:
@@ -210,72 +259,91 @@ class _Run:
         try:
             yield
         except MachineError as error:
-            if isinstance(error.__cause__, OSError):  # not another start of this run, whose files these are then
-                self._checkpoint()
+            # Not where another start has these files, or another rank is lost; shards would have to be gathered.
+            if isinstance(error.__cause__, OSError) and self.world.shards == 1:
+                self._checkpoint(waits=True)
             raise
 
     def _take_updates(self, interrupted: Callable[[], bool]) -> HeldOutScores:
         """All that the plan has left. The scores are those of the last weights."""
-        num_steps, ledger, learner, world = self.mechanism.num_steps, self.ledger, self.learner, self.world
+        num_steps, learner, world = self.mechanism.num_steps, self.learner, self.world
         scores: HeldOutScores | None = None
-        while ledger.num_releases < num_steps:  # the plan is a hard cap on releases
-            release = ledger.num_releases + 1  # never repeats, whatever was lost
+        while self.num_releases < num_steps:  # the plan is a hard cap on releases
+            release = self.num_releases + 1  # never repeats, whatever was lost
             with self._timed("sampling"):
-                randomness = self.draws.of_update(release)
+                randomness = world.same(functools.partial(self.draws.of_update, release))
             with self._timed("gradient"):
-                grad_sum, statistics = learner.collect(world.share(randomness), release)
-                grad_sum = world.sum(grad_sum)
+                grad_sum, rows = learner.collect(randomness)  # of this rank's share
+                summed = world.sum(grad_sum)
             with self._timed("ledger"):  # on disk before any noise is drawn
-                ledger.append(self.step + 1)
+                noise = Stream(world.key(functools.partial(self._counted, release)))
             with self._timed("update"):
-                released = world.same(functools.partial(self._noised, grad_sum, release))
-                self.step += 1
-                self.state.update(released, release, self.step)
+                private_grad = learner.release(summed, noise)
+                self.num_releases, self.step = release, self.step + 1
+                learner.state.update(private_grad, release, self.step)
 
             evaluated = self._is_looked_at(release)
             if evaluated:
                 scores = self._evaluate(release)
-            if evaluated or statistics.norms is not None:
-                self._note(release, statistics)
+            if evaluated or self._has_norms(release):
+                self._note(release, rows, summed)
             accuracy = scores.averaged.accuracy if scores else None
             rate = self._images_per_second(release)
             self.progress.step(StepFacts(release, num_steps, self._curve, accuracy, rate, evaluated))
-            stops = interrupted()
-            if stops or self.started.is_due(self.plan.recipe.training.checkpoint_every):
+            stops, is_due = world.any(interrupted(), self.started is not None and self._is_due())
+            if stops or is_due:
                 with self._timed("checkpoint"):
-                    self._checkpoint()
+                    self._checkpoint(waits=stops)
             if stops and release < num_steps:
                 raise Interrupted(release, num_steps)
         return scores or held_out_scores(learner, self.dataset)
 
-    def _noised(self, grad_sum: dict[str, torch.Tensor], release: int) -> dict[str, torch.Tensor]:
-        return self.learner.update.release(grad_sum, self.draws.noise(release))
+    def _counted(self, release: int) -> bytes:
+        """The key of a release's noise, once it is on the ledger."""
+        self._started.append(self.step + 1)
+        return self.draws.noise_key(release)
+
+    def _is_due(self) -> bool:
+        return self._started.is_due(self.plan.recipe.training.checkpoint_every)
 
     def _is_looked_at(self, release: int) -> bool:
         num_steps = self.mechanism.num_steps
         return release in self.looks.steps or release == num_steps or release % self.plan.evaluate_every == 0
 
+    def _has_norms(self, release: int) -> bool:
+        every = self.plan.recipe.training.norm_histogram_every
+        return every is not None and (release == 1 or release % every == 0)
+
     def _evaluate(self, release: int) -> HeldOutScores:
         with self._timed("evaluation"):
             scores = held_out_scores(self.learner, self.dataset)
-        accuracies = {"accuracy": scores.averaged.accuracy, "accuracy_last": scores.accuracy_last}
-        line = Metrics(step=release, epsilon=self._curve(release), **accuracies)
-        self.metrics.append(line)
-        self.logs.log(line)
+        if self.started is not None:
+            accuracies = {"accuracy": scores.averaged.accuracy, "accuracy_last": scores.accuracy_last}
+            line = Metrics(step=release, epsilon=self._curve(release), **accuracies)
+            self.started.refuse_other()
+            self.metrics.append(line)
+            self.logs.log(line)
         return scores
 
-    def _note(self, release: int, statistics: Statistics) -> None:
+    def _note(self, release: int, rows: Rows, summed: Any) -> None:
         """For the owner; what a diverged run has no finite number for is None, and no reason to stop."""
         is_asked = self.looks.training_images and release in {*self.looks.steps, self.mechanism.num_steps}
+        train_accuracy = accuracy_on_training_images(self.learner) if is_asked else None
+        signal, with_norms = self.world.norm(summed), self._has_norms(release)
+        every = Rows(*(self.world.gather(values) for values in (rows.norms, rows.losses)))
+        if self.started is None:
+            return
+        statistics = self.learner.update.statistics(every, signal, self.learner.num_parameters, with_norms)
         numbers = pick(statistics, "loss", "clipped_fraction", "grad_norm", "clipped_square")
         noted = PrivateMetrics(
             step=release,
             **{name: finite(value) for name, value in numbers.items()},
             norms=statistics.norms,
-            train_accuracy=accuracy_on_training_images(self.learner) if is_asked else None,
+            train_accuracy=train_accuracy,
             seconds=self._elapsed(),
             phases=self.seconds,
         )
+        self.started.refuse_other()
         self.metrics_private.append(noted)
         self.logs.log(noted)
 
@@ -288,18 +356,22 @@ class _Run:
 
     def _certificate(self, status: Literal["running", "complete"]) -> Certificate:
         public = public_inputs(self.plan, self.dataset, self.learner.network.fitted)
-        so_far = None if self.is_selected else self._curve(self.ledger.num_releases)
-        counts = counted(self.ledger.lines, self.step, so_far, ledger.sha256_of(self.ledger.path))
+        so_far = None if self.is_selected else self._curve(self.num_releases)
+        lines, path = self._started.ledger.lines, self._started.ledger.path
+        counts = counted(lines, self.step, so_far, ledger.sha256_of(path))
         return certificate(self.plan, self.claims, status, public, counts)
 
     def _write_certificate(self) -> None:
-        record.write(self.folder / record.CERTIFICATE_FILE, self._certificate("running"))
+        if self.started is not None:
+            self.started.refuse_other()
+            record.write(self.folder / record.CERTIFICATE_FILE, self._certificate("running"))
 
-    def _checkpoint(self) -> None:
-        speed = pick(self.learner, "engine", "microbatch_size", "methods")
-        facts = {"seconds": self._elapsed(), "speed": speed}
-        self.started.save(self.learner.state.state_dict(), self.step, facts)
-        self._write_certificate()
+    def _checkpoint(self, *, waits: bool) -> None:
+        state = self.learner.state.state_dict()
+        if self.started is not None:
+            facts = {"seconds": self._elapsed(), "speed": self.learner.speed}
+            self.started.save(state, self.step, facts, waits=waits)
+            self._write_certificate()
 
     def _elapsed(self) -> float:
         return self.seconds_before + time.perf_counter() - self.started_at
@@ -317,19 +389,26 @@ class _Run:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
 
     def _complete(self, scores: HeldOutScores) -> Result:
-        """Writes weights, certificate and result, in this order. When and how fast a run ended that was selected from
-        several would tell which of them it was.
-        """
-        claim = self._certificate("complete")
-        sha256 = save_weights(self.folder / record.WEIGHTS_FILE, self.plan, self.learner, claim, scores.temperature)
-        day = None if self.is_selected else datetime.datetime.now(datetime.UTC).date().isoformat()
-        made = {"weights_sha256": sha256, "finished_on": day, "software": f"Sfumato {__version__}"}
-        claim = claim.model_copy(update=made)
-        record.write(self.folder / record.CERTIFICATE_FILE, claim)
+        """What the run reached, on disk by the first rank."""
         if warning := warning_of_chance(self.learner, self.dataset.classes, scores):
             self.progress.message(warning)
         test_views = self.plan.recipe.augmentation.test_views
         with_views = scores_with_views(self.learner, self.dataset, test_views, self.progress.message)
+        weights = self.learner.state.averaged_state_dict()
+        return self.world.same(lambda: self._written(scores, with_views, weights))
+
+    def _written(self, scores: HeldOutScores, with_views: WithViews, weights: dict[str, torch.Tensor]) -> Result:
+        """Writes weights, certificate and result, in this order. When and how fast a run ended that was selected from
+        several would tell which of them it was.
+        """
+        self._started.settle()
+        self._started.refuse_other()
+        claim, path = self._certificate("complete"), self.folder / record.WEIGHTS_FILE
+        sha256 = save_weights(path, weights, self.plan, self.learner, claim, scores.temperature)
+        day = None if self.is_selected else datetime.datetime.now(datetime.UTC).date().isoformat()
+        made = {"weights_sha256": sha256, "finished_on": day, "software": f"Sfumato {__version__}"}
+        claim = claim.model_copy(update=made)
+        record.write(self.folder / record.CERTIFICATE_FILE, claim)
         averaged, held_out, seconds = scores.averaged, self.dataset.held_out_name, self._elapsed()
         accuracies = {"accuracy_last": scores.accuracy_last, **dataclasses.asdict(averaged)}
         tested = ("accuracy", "accuracy_last", "accuracy_top5") if held_out == "test" else ()
@@ -349,5 +428,5 @@ class _Run:
             seconds=None if self.is_selected else seconds,
         )
         record.write(self.folder / record.RESULT_FILE, found)
-        self.started.checkpoints.free_room()
+        self._started.checkpoints.remove_room()
         return found

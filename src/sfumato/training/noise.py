@@ -10,10 +10,10 @@ import torch
 from sfumato.randomness import Stream
 
 _GRID_BITS = 12
-# Coordinates whose noise comes from consecutive words, half of them radii and half angles.
-_BLOCK = 4096
+BLOCK = 4096
+"""Coordinates whose noise comes from consecutive words, half of them radii and half angles."""
 # Coordinates that are computed at once: so many that threads seldom wait for Python's lock.
-_PIECE = 16 * _BLOCK
+_PIECE = 16 * BLOCK
 
 
 def standard_normal(words: np.ndarray) -> np.ndarray:
@@ -38,14 +38,7 @@ def standard_normal(words: np.ndarray) -> np.ndarray:
 
 
 def add_noise(grad_sum: Mapping[str, torch.Tensor], noise_stddev: float, stream: Stream) -> dict[str, torch.Tensor]:
-    """Adds Gaussian noise to a sum of clipped gradients, once for the whole update.
-
-    The sum is formed in float64 and rounded to a grid of about noise_stddev / 4096, so
-    that the low bits of a float, which would tell which sums could have led to it
-    (Mironov 2012), are not released. Rounding what is already noisy costs no privacy.
-
-    Guarantee: every coordinate gets its own N(0, noise_stddev^2), given a stream that
-    nobody else has and that is used for no other sum.
+    """Adds Gaussian noise to a sum of clipped gradients, once for the whole update: `with_noise` of all its parts.
 
     Args:
         grad_sum: Parameter name -> sum of clipped gradients, float types.
@@ -55,26 +48,57 @@ def add_noise(grad_sum: Mapping[str, torch.Tensor], noise_stddev: float, stream:
     Returns:
         Parameter name -> float32 noisy sum, of the same shapes.
     """
-    grid = 2.0 ** (math.floor(math.log2(noise_stddev)) - _GRID_BITS)
     values = list(grad_sum.values())
-    # By NumPy, wherever the sum lies: PyTorch's and MKL's threads are missing in a process that was forked, which waits
-    # for them without end; and to have fewer of them would change how the program around us computes.
     wide = [value if value.dtype in (torch.float32, torch.float64) else value.float() for value in values]
     flat = np.concatenate([value.numpy(force=True).reshape(-1) for value in wide])
+    noisy = with_noise(torch.from_numpy(flat), noise_stddev, stream).numpy()
+    parts = np.split(noisy, np.cumsum([value.numel() for value in values])[:-1])
+    return {
+        # Each in memory of its own: what is done to one shows in no other.
+        name: torch.from_numpy(part.reshape(value.shape).copy()).to(value.device)
+        for (name, value), part in zip(grad_sum.items(), parts, strict=True)
+    }
+
+
+def with_noise(values: torch.Tensor, noise_stddev: float, stream: Stream, first: int = 0) -> torch.Tensor:
+    """Adds Gaussian noise to a part of a sum of clipped gradients.
+
+    The sum is formed in float64 and rounded to a grid of about noise_stddev / 4096, so
+    that the low bits of a float, which would tell which sums could have led to it
+    (Mironov 2012), are not released. Rounding what is already noisy costs no privacy.
+
+    Guarantee: every coordinate gets its own N(0, noise_stddev^2), given a stream that
+    nobody else has and that is used for no other sum. It is a function of the stream and of the coordinate, in
+    whatever parts the sum is noised.
+
+    Args:
+        values: (n,), float32 or float64: coordinates from ``first`` on.
+        noise_stddev: noise_multiplier x sensitivity, > 0.
+        stream: Read at the words of these coordinates.
+        first: A multiple of `BLOCK`.
+
+    Returns:
+        (n,), float32, on the same device.
+    """
+    assert first % BLOCK == 0
+    grid = 2.0 ** (math.floor(math.log2(noise_stddev)) - _GRID_BITS)
+    # By NumPy, wherever the sum lies: PyTorch's and MKL's threads are missing in a process that was forked, which waits
+    # for them without end; and to have fewer of them would change how the program around us computes.
+    flat = values.numpy(force=True)
 
     # Not what lay in memory, which may be the sum.
     noisy = np.full(flat.shape, math.nan, dtype=np.float32)
 
-    def add(first: int) -> None:
-        part = flat[first : first + _PIECE]
-        num_words = -(-len(part) // _BLOCK) * _BLOCK
-        words = stream.words_at(first, num_words).reshape(-1, 2, _BLOCK // 2)
+    def add(start: int) -> None:
+        part = flat[start : start + _PIECE]
+        num_words = -(-len(part) // BLOCK) * BLOCK
+        words = stream.words_at(first + start, num_words).reshape(-1, 2, BLOCK // 2)
         with np.errstate(all="ignore"):  # not what the program around us chose
             normal = standard_normal(words).reshape(-1)[: len(part)]
             normal *= noise_stddev
             normal += part
             normal /= grid
-            noisy[first : first + _PIECE] = np.rint(normal, out=normal) * grid
+            noisy[start : start + _PIECE] = np.rint(normal, out=normal) * grid
 
     # Which coordinate gets which noise does not depend on the threads.
     pieces = range(0, len(flat), _PIECE)
@@ -83,11 +107,6 @@ def add_noise(grad_sum: Mapping[str, torch.Tensor], noise_stddev: float, stream:
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(add, pieces))
     else:
-        for first in pieces:
-            add(first)
-    parts = np.split(noisy, np.cumsum([value.numel() for value in values])[:-1])
-    return {
-        # Each in memory of its own: what is done to one shows in no other.
-        name: torch.from_numpy(part.reshape(value.shape).copy()).to(value.device)
-        for (name, value), part in zip(grad_sum.items(), parts, strict=True)
-    }
+        for start in pieces:
+            add(start)
+    return torch.from_numpy(noisy).to(values.device)

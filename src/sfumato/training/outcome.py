@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
 from safetensors.torch import save as to_bytes
 
 from sfumato import config
@@ -14,7 +15,7 @@ from sfumato.clipping.probe import random_state_kept
 from sfumato.data.examples import Dataset
 from sfumato.evaluation.augtest import WithViews, augtest
 from sfumato.evaluation.calibration import Calibration, fit_temperature, with_offsets
-from sfumato.evaluation.scores import Scores, interval, only_class, predict_logits, score
+from sfumato.evaluation.scores import Scores, interval, only_class, score
 from sfumato.models.weights import Weights
 from sfumato.planning.resolve import Plan
 from sfumato.run_folder import files
@@ -44,9 +45,9 @@ def held_out_scores(learner: Learner, dataset: Dataset) -> HeldOutScores:
     """Scores of the averaged weights, and the accuracy of the last ones."""
     objective, held_out = learner.objective, learner.source.held_out
     labels = held_out.labels
-    last = score(objective.decision_logits(predict_logits(learner.network.trained, held_out)), labels)
+    last = score(objective.decision_logits(learner.logits(held_out)), labels)
     with learner.state.averaged_weights():
-        logits = objective.decision_logits(predict_logits(learner.network.trained, held_out))
+        logits = objective.decision_logits(learner.logits(held_out))
     return HeldOutScores(
         averaged=score(logits, labels),
         interval=interval(logits.argmax(1) == labels, dataset.held_out.groups),
@@ -63,7 +64,7 @@ def accuracy_on_training_images(learner: Learner) -> float | None:
     """
     trained, images = learner.network.trained, learner.source.train
     with learner.state.averaged_weights(), random_state_kept(next(trained.parameters())):
-        decided = learner.objective.decision_logits(predict_logits(trained, images)).argmax(1)
+        decided = learner.objective.decision_logits(learner.logits(images)).argmax(1)
     right = (decided == images.labels)[images.readable]
     return float(right.double().mean()) if len(right) else None
 
@@ -73,8 +74,10 @@ def scores_with_views(learner: Learner, dataset: Dataset, num_views: int, say: C
     if num_views and learner.views.kind != "none":
         say(f"testing with {num_views} views of each held-out image")
     decide, model = learner.objective.decision_logits, learner.state.model
+    world, held_out = learner.world, dataset.held_out
     with learner.state.averaged_weights():
-        return augtest(model, dataset.held_out, learner.views, num_views, decide)
+        own = torch.arange(len(held_out)).tensor_split(world.size)[world.rank]
+        return augtest(model, held_out, learner.views, num_views, decide, chosen=own, total=world.total)
 
 
 def warning_of_chance(learner: Learner, classes: Sequence[str], scores: HeldOutScores) -> str | None:
@@ -91,13 +94,20 @@ def warning_of_chance(learner: Learner, classes: Sequence[str], scores: HeldOutS
     return f"warning: {what}"
 
 
-def save_weights(path: Path, plan: Plan, learner: Learner, claim: Certificate, temperature: float | None) -> str:
-    """The averaged weights, with what is needed to use and to judge them: equal ones give the same bytes.
+def save_weights(
+    path: Path,
+    tensors: dict[str, torch.Tensor],
+    plan: Plan,
+    learner: Learner,
+    claim: Certificate,
+    temperature: float | None,
+) -> str:
+    """The averaged weights (`State.averaged_state_dict`), with what is needed to use and to judge them: equal ones
+    give the same bytes.
 
     Returns:
         The digest of their tensors.
     """
-    tensors = learner.state.averaged_state_dict()
     metadata = {
         "sfumato": repeated(WeightsFacts, claim).model_dump_json(),
         "recipe": config.to_toml(config.shareable(plan.recipe)),

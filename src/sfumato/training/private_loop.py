@@ -158,9 +158,10 @@ class PrivateLoop:
 
     def _begin(self, line: ledger.RunLine, max_lost: float) -> None:
         found = self._started.checkpoint
-        if self._ledger.is_new:
-            self._ledger.begin(line)
         if found is None:
+            self._started.take_over()
+            if self._ledger.is_new:
+                self._ledger.begin(line)
             self._save()
             return
         if found.state.keys() != self._state.keys():
@@ -177,7 +178,7 @@ class PrivateLoop:
                 value.load_state_dict(found.state[name])
         self._step = found.step
         self._ledger.refuse_lost(self._step, max_lost)
-        self._started.checkpoints.hold_room()
+        self._started.take_over()
         self._write("running")
 
     def __iter__(self) -> Iterator[Update]:
@@ -191,7 +192,7 @@ class PrivateLoop:
                 )
         if self._ledger.is_open:
             self._write("complete")
-            self._started.checkpoints.free_room()
+            self._started.checkpoints.remove_room()
             self._ledger.close()
 
     def _next(self) -> Update | None:
@@ -220,7 +221,7 @@ class PrivateLoop:
                 "grad_fn and loop with one clipping_norm."
             )
         self._pending, self._is_settled = None, False
-        self._ledger.append(self._step + 1)  # on disk before any noise is drawn
+        self._started.append(self._step + 1)  # on disk before any noise is drawn
         noisy = add_noise(out.grad_sum, self.mechanism.noise_multiplier * out.sensitivity, Stream(new_key()))
         self._step += 1
         return {name: value / self.mechanism.batch_size for name, value in noisy.items()}

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,12 @@ from torch import nn
 
 from sfumato.config import ResolvedOptimizer, ResolvedRecipe, ResolvedSgd
 from sfumato.torch_internals import lerp_all
+from sfumato.training.flat import Flat
+from sfumato.training.world import World
+
+_ALL = "all parameters"
+_COUNT = "step"
+"""What an optimizer remembers beside vectors."""
 
 
 def warmed_up_decay(decay: float, step: int) -> float:
@@ -53,72 +59,103 @@ class Ema:
 
 
 class State:
-    """The model, its optimizer and its averages, moved together by one update."""
+    """The model, its optimizer and its averages, moved together by one update.
 
-    def __init__(self, model: nn.Module, recipe: ResolvedRecipe) -> None:
-        self.model = model
+    All live in vectors (`Flat`). Where the world shards them, a rank has memory and averages of its shard alone, and
+    gets from the others what they made of theirs.
+    """
+
+    def __init__(self, model: nn.Module, recipe: ResolvedRecipe, world: World = World()) -> None:  # noqa: B008
+        self.model, self._world = model, world
         self.parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
-        self.ema = Ema(self.parameters, recipe.ema.decays)
+        self.flat = Flat(self.parameters, world.shards)
+        self.mine = nn.Parameter(self.flat.values[world.shard(len(self.flat.values))])
+        self.ema = Ema({_ALL: self.mine}, recipe.ema.decays)
+        self.averages = [average[_ALL] for average in self.ema.averages]
         self.config = recipe.optimizer
         self.num_steps = recipe.training.num_steps
-        self.optimizer = make_optimizer(self.parameters, self.config)
+        self.optimizer = make_optimizer(self.mine, self.config)
 
-    def update(self, gradient: dict[str, torch.Tensor], release: int, step: int) -> None:
+    def update(self, gradient: torch.Tensor, release: int, step: int) -> None:
         """Applies the gradient of a release, and moves the averages once.
 
         Args:
-            gradient: Of each parameter.
+            gradient: Of this rank's shard of the vector.
             release: Its number, from 1: the schedule of learning rates follows the plan.
             step: Updates that the model has had by then: fewer, where some were lost. The averages' warm-up follows it.
         """
-        for name, value in self.parameters.items():
-            value.grad = gradient[name].to(value.dtype)
+        self.mine.grad = gradient
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.config, release, self.num_steps)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.ema.update(self.parameters, step)
+        self.ema.update({_ALL: self.mine}, step)
+        self._world.spread(self.flat.values)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything of it, for a checkpoint."""
-        memory = self.optimizer.state_dict()["state"]
-        return {"model": self.model.state_dict(), **self.ema.state_dict(), "optimizer": memory}
+        """Everything of it, for a checkpoint: copies in the first process's memory, elsewhere anything."""
+        averages = [self._named(average) for average in self.averages]
+        memory: dict[int, dict[str, torch.Tensor]] = {place: {} for place in range(len(self.parameters))}
+        for key, value in sorted(self.optimizer.state[self.mine].items()):
+            own = [value.clone() for _ in memory] if key == _COUNT else self._named(value).values()
+            for place, part in enumerate(own):
+                memory[place][key] = part
+        model = {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
+        return {"model": model, "averages": averages, "optimizer": memory if self.optimizer.state else {}}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `state_dict` of an equal state returned."""
-        self.model.load_state_dict(state["model"])
-        self.ema.load_state_dict(state)
-        # torch's own loading puts each on the device where its optimizer keeps it.
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state["optimizer"]})
+    def _named(self, mine: torch.Tensor) -> dict[str, torch.Tensor]:
+        whole = self._world.whole(mine)
+        return {name: part.clone() for name, part in self.flat.split(whole).items()} if self._world.is_first else {}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Takes over what `state_dict` of an equal state returned and was given to the first process; where it was
+        given None, all take over the model that it has.
+        """
+        if state is not None:
+            self.model.load_state_dict(state["model"])
+        for value in self.model.state_dict().values():
+            self._world.from_first(value)
+        memory = {} if state is None else state["optimizer"]
+        kept = self._world.same(lambda: None if state is None else dict(memory.get(0, {})))
+        for number, average in enumerate(self.averages):
+            parts = None if state is None else state["averages"][number].values()
+            average.copy_(self.mine if kept is None else self._mine(parts))
+        for key, value in (kept or {}).items():
+            vector = value if key == _COUNT else self._mine([part[key] for part in memory.values()])
+            self.optimizer.state[self.mine][key] = vector
+
+    def _mine(self, parts: Iterable[torch.Tensor] | None) -> torch.Tensor:
+        """This rank's shard of what the first process has of each parameter."""
+        vector = torch.zeros_like(self.flat.values)
+        if self._world.is_first:
+            for own, part in zip(self.flat.split(vector).values(), parts or (), strict=True):
+                own.copy_(part)
+        self._world.from_first(vector)
+        return vector[self._world.shard(len(vector))].clone()
 
     @contextlib.contextmanager
     def averaged_weights(self) -> Iterator[None]:
         """Within the block the model computes with the first average."""
-        last = {name: value.detach().clone() for name, value in self.parameters.items()}
+        values = self.flat.values
+        last = values.clone()
         with contextlib.ExitStack() as afterwards:
-            afterwards.callback(copy_all, self.parameters, last)
-            copy_all(self.parameters, self.ema.averages[0])
+            afterwards.callback(values.copy_, last)
+            values[self._world.shard(len(values))] = self.averages[0]
+            self._world.spread(values)
             yield
 
     def averaged_state_dict(self) -> dict[str, torch.Tensor]:
         """The model's state with the first average in place of the last parameters, under each of a parameter's names,
         on the CPU, each tensor in memory of its own.
         """
-        own = {id(value): self.ema.averages[0][name] for name, value in self.parameters.items()}
-        named = self.model.named_parameters(remove_duplicate=False)
-        averaged = self.model.state_dict() | {name: own[id(value)] for name, value in named if id(value) in own}
-        return {name: value.cpu().clone(memory_format=torch.contiguous_format) for name, value in averaged.items()}
+        with self.averaged_weights():
+            values = self.model.state_dict()
+            return {name: value.cpu().clone(memory_format=torch.contiguous_format) for name, value in values.items()}
 
 
-@torch.no_grad()
-def copy_all(into: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
-    """Gives each tensor its value."""
-    for name, value in into.items():
-        value.copy_(values[name])
-
-
-def make_optimizer(parameters: Mapping[str, torch.Tensor], config: ResolvedOptimizer) -> torch.optim.Optimizer:
-    """The optimizer of a resolved recipe, over all trainable parameters alike.
+def make_optimizer(parameters: nn.Parameter, config: ResolvedOptimizer) -> torch.optim.Optimizer:
+    """The optimizer of a resolved recipe, which treats each number of a vector alike.
 
     Guarantee: it sees private gradients, weights made from them and public numbers alone, so its
     moments and its weight decay are post-processing: they cost no privacy.
@@ -126,9 +163,9 @@ def make_optimizer(parameters: Mapping[str, torch.Tensor], config: ResolvedOptim
     common: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     if isinstance(config, ResolvedSgd):
         common |= {"momentum": config.momentum, "dampening": config.dampening, "nesterov": config.nesterov}
-        return torch.optim.SGD(parameters.values(), **common)
+        return torch.optim.SGD([parameters], **common)
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.name]
-    return kind(parameters.values(), betas=(config.beta1, config.beta2), eps=config.adam_epsilon, **common)
+    return kind([parameters], betas=(config.beta1, config.beta2), eps=config.adam_epsilon, **common)
 
 
 def learning_rate(config: ResolvedOptimizer, step: int, num_steps: int) -> float:

@@ -1,7 +1,8 @@
 """One update in two halves: the private one, De et al. (2022), Algorithm 1 and Eq. 3; and the ordinary one."""
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from sfumato.evaluation.scores import Objective
 from sfumato.json_record import finite
 from sfumato.randomness import Stream, Streams
 from sfumato.run_folder.record import NormHistogram
-from sfumato.training.noise import add_noise
+from sfumato.training.noise import with_noise
 
 # Edges are public and fixed, so that they say nothing of the images: ten to a decade, from C / 10^4
 # to 10^4 C.
@@ -28,7 +29,7 @@ _PER_DECADE, _DECADES = 10, 4
 class Randomness:
     """The random bits of one update's sum; each is used for nothing else.
 
-    The noise is not among them: it is drawn once the update is counted (`Draws.noise`).
+    The noise is not among them: it is drawn once the update is counted (`Draws.noise_key`).
 
     Attributes:
         indices: The sampled examples, shape (realised batch,). Sensitive.
@@ -39,6 +40,19 @@ class Randomness:
     indices: np.ndarray
     view_bits: ViewBits
     model_key: bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """What gradients of single examples were like. Not private.
+
+    Attributes:
+        norms: (b,), before clipping; zeros of an ordinary step, which has none.
+        losses: (b,).
+    """
+
+    norms: torch.Tensor
+    losses: torch.Tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +69,11 @@ class Statistics:
     grad_norm: float
     clipped_square: float
     norms: NormHistogram | None = None
+
+
+def all_of(count: int) -> slice:
+    """The share of whoever works alone."""
+    return slice(count)
 
 
 class PrivateStep:
@@ -89,46 +108,65 @@ class PrivateStep:
         self.noise_stddev = mechanism.noise_multiplier * grad_fn.sensitivity
 
     def collect(
-        self, examples: Any, parameters: Mapping[str, torch.Tensor], randomness: Randomness, *, with_norms: bool = False
-    ) -> tuple[dict[str, torch.Tensor], Statistics]:
-        """``grad_sum``, which nobody may see, and statistics of the readable images.
+        self,
+        examples: Any,
+        parameters: Mapping[str, torch.Tensor],
+        randomness: Randomness,
+        share: Callable[[int], slice] = all_of,
+    ) -> tuple[dict[str, torch.Tensor], Rows]:
+        """``grad_sum``, which nobody may see, and what the gradients of the readable images were like.
 
         Args:
             examples: What ``views`` make inputs of: images, features or people.
             parameters: Of the model, by name.
             randomness: Of this update.
-            with_norms: Whether the statistics say how long each example's gradient was.
+            share: Which of so many examples are added up here.
         """
         device = next(iter(parameters.values())).device
         drawn = torch.from_numpy(randomness.indices)
+        drawn = drawn[examples.readable[drawn]]  # an unreadable image adds exactly zero; the divisor stays
 
         def load(indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return self.views.with_labels(examples, indices, randomness.view_bits, device)
 
-        # An unreadable image adds exactly zero; the divisor stays.
-        out = self.grad_fn.sum_over(load, drawn[examples.readable[drawn]], key=randomness.model_key)
-        norms, losses = out.grad_norms.cpu(), out.losses.cpu()
-        statistics = self._statistics(norms, losses)
-        if with_norms:
-            histogram = norm_histogram(norms, losses, self.grad_fn.clipping_norm, out.grad_sum, self.noise_stddev)
-            statistics = dataclasses.replace(statistics, norms=histogram)
-        return out.grad_sum, statistics
+        out = self.grad_fn.sum_over(load, drawn[share(len(drawn))], key=randomness.model_key)
+        return out.grad_sum, Rows(out.grad_norms, out.losses)
 
-    def release(self, grad_sum: dict[str, torch.Tensor], noise: Stream) -> dict[str, torch.Tensor]:
-        """``private_grad``: noise added once, divided by the constant expected batch."""
-        noisy_grad_sum = add_noise(grad_sum, self.noise_stddev, noise) if self.noise_stddev > 0 else grad_sum
-        return {name: value / self.mechanism.batch_size for name, value in noisy_grad_sum.items()}
+    def release(self, grad_sum: torch.Tensor, noise: Stream, first: int = 0) -> torch.Tensor:
+        """``private_grad``: noise added once, divided by the constant expected batch.
 
-    def _statistics(self, norms: torch.Tensor, losses: torch.Tensor) -> Statistics:
+        Args:
+            grad_sum: (n,): its coordinates from ``first`` on.
+            noise: Of this update.
+            first: A multiple of `sfumato.training.noise.BLOCK`.
+        """
+        noisy = with_noise(grad_sum, self.noise_stddev, noise, first) if self.noise_stddev > 0 else grad_sum
+        return noisy / self.mechanism.batch_size
+
+    def scaled(self, private_grad: torch.Tensor, total: Callable[[float], float]) -> torch.Tensor:
+        """The same: each example's gradient was clipped."""
+        return private_grad
+
+    def statistics(self, rows: Rows, signal: float, num_parameters: int, with_norms: bool) -> Statistics:
+        """Of one update.
+
+        Args:
+            rows: Of all of its examples.
+            signal: The norm of the sum before noise.
+            num_parameters: That have noise.
+            with_norms: Whether a `norm_histogram` is asked for.
+        """
         # In float64, which holds squares and sums of what float32 does: one image must not end the run.
-        norm, loss = norms.double(), losses.double()
+        norm, loss = rows.norms.double(), rows.losses.double()
+        noise = self.noise_stddev * num_parameters**0.5
+        norms = norm_histogram(rows, self.grad_fn.clipping_norm, signal, noise) if with_norms else None
         is_finite = torch.isfinite(norm) & torch.isfinite(loss)
         if not is_finite.any():
-            return Statistics(0.0, 0.0, 0.0, 0.0)
+            return Statistics(0.0, 0.0, 0.0, 0.0, norms)
         norm, loss = norm[is_finite], loss[is_finite]
         clipped = (norm > self.grad_fn.clipping_norm).double().mean()
         square = (norm / self.grad_fn.clipping_norm).clamp(max=1).square().mean()
-        return Statistics(float(loss.mean()), float(clipped), float(norm.square().mean().sqrt()), float(square))
+        return Statistics(float(loss.mean()), float(clipped), float(norm.square().mean().sqrt()), float(square), norms)
 
 
 class OrdinaryStep:
@@ -154,38 +192,58 @@ class OrdinaryStep:
         self.microbatch_size, self.max_grad_norm = microbatch_size, max_grad_norm
 
     def collect(
-        self, examples: Any, parameters: Mapping[str, torch.Tensor], randomness: Randomness, *, with_norms: bool = False
-    ) -> tuple[dict[str, torch.Tensor], Statistics]:
-        """The mean gradient of the readable images; there are no single examples' norms that could
+        self,
+        examples: Any,
+        parameters: Mapping[str, torch.Tensor],
+        randomness: Randomness,
+        share: Callable[[int], slice] = all_of,
+    ) -> tuple[dict[str, torch.Tensor], Rows]:
+        """The share's part of the mean gradient of the readable images; there are no single examples' norms that could
         be added.
         """
         device = next(iter(parameters.values())).device
         drawn = torch.from_numpy(randomness.indices)
         drawn = drawn[examples.readable[drawn]]
         count = max(len(drawn), 1)
-        gradient = {name: torch.zeros_like(value) for name, value in parameters.items()}
-        total_loss = 0.0
-        for indices in drawn.split(self.microbatch_size):
+        gradient, losses = {name: torch.zeros_like(value) for name, value in parameters.items()}, []
+        for indices in drawn[share(count)].split(self.microbatch_size):
             inputs, labels = self.views.with_labels(examples, indices, randomness.view_bits, device)
+            views = max(self.views.augmult, 1)
             if self.views.augmult:
                 inputs = inputs.flatten(0, 1)  # (b K, C, H, W)
-                labels = labels.repeat_interleave(self.views.augmult)
+                labels = labels.repeat_interleave(views)
             with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16"):
                 outputs = self.model(inputs)
-            loss = self.objective.loss(outputs.to(inputs.dtype), labels).sum() / (count * max(self.views.augmult, 1))
-            found = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+            of_views = self.objective.loss(outputs.to(inputs.dtype), labels)
+            found = torch.autograd.grad(
+                of_views.sum() / (count * views), list(parameters.values()), materialize_grads=True
+            )
             for name, value in zip(parameters, found, strict=True):
                 gradient[name] += value
-            total_loss += float(loss.detach())
-        norm = float(torch.linalg.vector_norm(torch.stack([value.norm() for value in gradient.values()])))
-        if self.max_grad_norm is not None:
-            scale = min(1 / self.max_grad_norm, 1 / max(norm, 1e-12))
-            gradient = {name: value * scale for name, value in gradient.items()}
-        return gradient, Statistics(total_loss, 0.0, norm, 0.0)
+            losses.append(of_views.detach().view(-1, views).mean(1))
+        of_rows = torch.cat([torch.zeros(0, device=device), *losses])
+        return gradient, Rows(torch.zeros_like(of_rows), of_rows)
 
-    def release(self, gradient: dict[str, torch.Tensor], noise: Stream) -> dict[str, torch.Tensor]:
+    def release(self, gradient: torch.Tensor, noise: Stream, first: int = 0) -> torch.Tensor:
         """The same: nothing is added."""
         return gradient
+
+    def scaled(self, gradient: torch.Tensor, total: Callable[[float], float]) -> torch.Tensor:
+        """The gradient, no longer than ``max_grad_norm``, in its units.
+
+        Args:
+            gradient: A shard of it.
+            total: Adds up over shards.
+        """
+        if self.max_grad_norm is None:
+            return gradient
+        norm = math.sqrt(total(float(gradient.square().sum())))
+        return gradient * min(1 / self.max_grad_norm, 1 / max(norm, 1e-12))
+
+    def statistics(self, rows: Rows, signal: float, num_parameters: int, with_norms: bool) -> Statistics:
+        """Of one update, whose norm is that of the mean gradient."""
+        loss = float(rows.losses.double().mean()) if len(rows.losses) else 0.0
+        return Statistics(loss, 0.0, signal, 0.0)
 
 
 def draw(mechanism: Mechanism, indices: np.ndarray, views: Views, view: Stream, model: Stream) -> Randomness:
@@ -195,38 +253,27 @@ def draw(mechanism: Mechanism, indices: np.ndarray, views: Views, view: Stream, 
     return Randomness(indices, ViewWords(bytes(view.bytes(32)), views.augmult), bytes(model.bytes(32)))
 
 
-def norm_histogram(
-    norms: torch.Tensor,
-    losses: torch.Tensor,
-    clipping_norm: float,
-    grad_sum: dict[str, torch.Tensor],
-    noise_stddev: float,
-) -> NormHistogram:
+def norm_histogram(rows: Rows, clipping_norm: float, signal: float, noise: float) -> NormHistogram:
     """How long the gradients of one update were before clipping (Sander et al. 2022, Figure 7). Not private.
 
     Args:
-        norms: (b,), of the examples that have a gradient, before clipping.
-        losses: (b,), of the same.
+        rows: Of the examples that have a gradient.
         clipping_norm: C.
-        grad_sum: The sum of the clipped gradients, without noise.
-        noise_stddev: Of each coordinate of the noise, in the units of ``grad_sum``.
+        signal: The norm of the sum of the clipped gradients, without noise.
+        noise: That of the noise, in the same units, in the mean.
     """
-    is_finite = torch.isfinite(norms) & torch.isfinite(losses)
-    relative = norms[is_finite].double() / clipping_norm
+    is_finite = torch.isfinite(rows.norms) & torch.isfinite(rows.losses)
+    relative = rows.norms[is_finite].double() / clipping_norm
     edges = [10.0 ** (number / _PER_DECADE) for number in range(-_DECADES * _PER_DECADE, _DECADES * _PER_DECADE + 1)]
     counts = torch.bincount(
         torch.bucketize(relative, torch.tensor(edges, dtype=torch.float64)), minlength=len(edges) + 1
     )
-    signal = torch.linalg.vector_norm(
-        torch.stack([torch.linalg.vector_norm(value.double()) for value in grad_sum.values()])
-    )
-    noise = noise_stddev * sum(value.numel() for value in grad_sum.values()) ** 0.5
     return NormHistogram(
         edges=edges,
         counts=counts.tolist(),
         not_finite=int((~is_finite).sum()),
         median=finite(float(relative.quantile(0.5))) if len(relative) else None,
-        signal_to_noise=finite(float(signal) / noise) if noise else None,
+        signal_to_noise=finite(signal / noise) if noise else None,
     )
 
 
@@ -256,6 +303,6 @@ class Draws:
             indices = self._shuffling.batch(self._mechanism.batch_size, release)
         return draw(self._mechanism, indices, self._views, view, model)
 
-    def noise(self, release: int) -> Stream:
-        """The stream of an update's noise. Asked for once it is on the ledger."""
-        return self._streams.stream("noise", release)
+    def noise_key(self, release: int) -> bytes:
+        """Of the stream of an update's noise. Asked for once it is on the ledger."""
+        return self._streams.key("noise", release)

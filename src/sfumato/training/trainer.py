@@ -34,6 +34,7 @@ from sfumato.training.features import ROWS
 from sfumato.training.learner import Learner, pick_device
 from sfumato.training.logs import Progress, watching
 from sfumato.training.step import draw
+from sfumato.training.world import is_under_torchrun, world_here
 
 _EQUAL = "equal seeds give equal runs, which say nothing of the spread"
 
@@ -107,6 +108,8 @@ def train(
     parsed = recipe_of(recipe, settings if epsilon is None else {**settings, "privacy.target_epsilon": epsilon})
     if output is None and resume:
         raise InputError("a run to go on with is named by its folder: give output.")
+    if output is None and is_under_torchrun():
+        raise InputError("torchrun starts a run again in the folder where it was: name one by --output, with --resume.")
     folder = launch.new_folder(name_of(recipe)) if output is None else Path(output)
     is_noted = resume and data_root is None and parsed.data.path is None
     noted = files.read_place(folder, files.DATA_ROOT_FILE) if is_noted else None
@@ -115,20 +118,24 @@ def train(
         parsed = parsed.model_copy(update={"data": parsed.data.model_copy(update={"path": str(root)})})
     files.refuse_among_images(folder, parsed.data)  # before any image is read, as is what follows
     parsed.model.refuse_missing_weights()
-    pick_device(device)
-    with watching(progress) as watched:
-        if noted is not None:
-            watched.message(f"images of {noted}, as {folder / files.DATA_ROOT_FILE} says")
-        plan, dataset = _loaded(parsed, root, non_private, watched)
-        for choice in [] if resume else plan.choices:
-            watched.message(f"chosen: {choice.key} = {choice.value} ({choice.why})")
-        for warning in plan.warnings:
-            watched.message(f"warning: {warning}")
+    training = parsed.training
+    world = world_here(pick_device(device), training.rank_timeout, training.shard_state)
+    with watching(progress if world.is_first else Progress()) as watched:
+        with world.together():
+            if noted is not None:
+                watched.message(f"images of {noted}, as {folder / files.DATA_ROOT_FILE} says")
+            plan, dataset = _loaded(parsed, root, non_private, watched)
+            for choice in [] if resume else plan.choices:
+                watched.message(f"chosen: {choice.key} = {choice.value} ({choice.why})")
+            for warning in plan.warnings:
+                watched.message(f"warning: {warning}")
         trainer = Trainer(dataset, device=device, trust=trust, progress=watched)
-        result = trainer.run_plan(plan, folder, resume=resume, max_lost=max_lost)
+        result = trainer.run_plan(plan, folder, resume=resume, max_lost=max_lost, world=world)
         if plan.tip is not None:
             watched.message(f"tip: {plan.tip}")
-    write_report(folder)
+    if world.is_first:
+        write_report(folder)
+    world.close()
     return result
 
 
@@ -296,9 +303,9 @@ def expected_seconds(
         view, model = streams.stream("view"), streams.stream("model")
         randomness = draw(mechanism, np.arange(size) % 8, learner.views, view, model)
         start = time.perf_counter()
-        grad_sum, _ = learner.collect(randomness, step)
+        grad_sum, _ = learner.collect(randomness)
         sums.append(time.perf_counter() - start)
-        learner.state.update(learner.update.release(grad_sum, streams.stream("noise")), step, step)
+        learner.state.update(learner.release(grad_sum, streams.stream("noise")), step, step)
         updates.append(time.perf_counter() - start - sums[-1])
     seconds = min(sums) / size * plan.mechanism.batch_size + min(updates)
     looks = math.ceil(plan.mechanism.num_steps / plan.evaluate_every)

@@ -6,25 +6,25 @@
 from tests.auditing.planted.plants import Edit, Fault
 
 _COLLECT, _RELEASE = "training.step:PrivateStep.collect", "training.step:PrivateStep.release"
-_SUM, _NOISE, _SAMPLE = "clipping.grad_fn:GradFn._sum", "training.step:Draws.noise", "training.step:Draws.of_update"
-_UPDATES, _CLAIMS = "training.loop:_Run._take_updates", "planning.claims:claims"
+_SUM, _NOISE, _SAMPLE = "clipping.grad_fn:GradFn._sum", "training.step:Draws.noise_key", "training.step:Draws.of_update"
+_UPDATES, _COUNTED = "training.loop:_Run._take_updates", "training.loop:_Run._counted"
+_CLAIMS = "planning.claims:claims"
 _CLIP, _RUN = "clipping.clip:Clip.__call__", "clipping.graph.engine:GraphEngine._run"
 _NORMAL = "training.noise:standard_normal"
 _CLAMP, _RADIUS = "torch.clamp(1 / norms, max=1 / self.clipping_norm)", "np.sqrt(-2 * np.log(uniform))"
-_FRESH, _STDDEV = 'return self._streams.stream("noise", release)', "self.noise_stddev, noise)"
+_FRESH, _STDDEV = 'return self._streams.key("noise", release)', "self.noise_stddev, noise, first)"
 _AGAIN = (
-    'self._kept = [*getattr(self, "_kept", []), self._streams.stream("noise", release)._key]\n'
-    "    return Stream(self._kept[{place}])"
+    'self._kept = [*getattr(self, "_kept", []), self._streams.key("noise", release)]\n    return self._kept[{place}]'
 )
-_APPEND, _UPDATE = "ledger.append(self.step + 1)", "self.state.update(released, release, self.step)"
+_APPEND, _UPDATE = "self._started.append(self.step + 1)", "learner.state.update(private_grad, release, self.step)"
 _BATCH = "self._clip, evaluated, batch)"
 _EACH_VIEW = (
     "self._clip, evaluated, Batch(batch.inputs.flatten(0, 1)[:, None], tuple(target.flatten(0, 1)[:, None] for target"
     " in batch.targets), torch.ones_like(batch.weights).view(-1, 1), batch.is_real.repeat_interleave("
     "batch.weights.shape[1])))"
 )
-_OUT, _MEAN = "return out.grad_sum, statistics", "value / self.mechanism.batch_size"
-_TENSORS = "for (name, value), part in zip(grad_sum.items(), parts, strict=True)\n    }"
+_OUT, _MEAN = "return out.grad_sum, Rows(out.grad_norms, out.losses)", "noisy / self.mechanism.batch_size"
+_NOISY = "return torch.from_numpy(noisy)"
 
 
 def _fault(name: str, law: str, *texts: str) -> Fault:
@@ -34,7 +34,7 @@ def _fault(name: str, law: str, *texts: str) -> Fault:
 
 def _scaled(name: str, factor: str) -> Fault:
     """Noise of another scale."""
-    return _fault(name, "release", _RELEASE, _STDDEV, f"self.noise_stddev * {factor}, noise)")
+    return _fault(name, "release", _RELEASE, _STDDEV, f"self.noise_stddev * {factor}, noise, first)")
 
 
 FAULTS: tuple[Fault, ...] = (
@@ -82,12 +82,12 @@ FAULTS: tuple[Fault, ...] = (
         "sampling",
         *(_SAMPLE, 'if self._mechanism.sampling == "poisson":', "if False:"),
     ),
-    _fault("a ledger that skips a step", "account", _UPDATES, _APPEND, "self.step == 2 or " + _APPEND),
+    _fault("a ledger that skips a step", "account", _COUNTED, _APPEND, "self.step == 2 or " + _APPEND),
     _fault(
         "the realised batch as divisor",
         "release",
         *(_COLLECT, _OUT, "self.count = max(1, len(drawn))\n    " + _OUT),
-        *(_RELEASE, _MEAN, "value / self.count"),
+        *(_RELEASE, _MEAN, "noisy / self.count"),
     ),
     _fault(
         "a default computed from private labels",
@@ -129,16 +129,15 @@ MORE: tuple[Fault, ...] = (
         "averages that see the sum without noise",
         "weights",
         *(_UPDATES, _UPDATE),
-        _UPDATE + "\n            for name, value in self.state.ema.averages[0].items():"
-        "\n                value.sub_(0.01 * grad_sum[name])",
+        _UPDATE + "\n            learner.state.averages[0].sub_(0.01 * grad_sum)",
     ),
     _fault(
         "weights moved by the sum without noise",
         "release",
         *(
             _UPDATES,
-            "update(released,",
-            "update({name: value / self.mechanism.batch_size for name, value in grad_sum.items()},",
+            "update(private_grad,",
+            "update(grad_sum / self.mechanism.batch_size,",
         ),
     ),
     _fault(
@@ -146,7 +145,7 @@ MORE: tuple[Fault, ...] = (
         "release",
         *(_COLLECT, _OUT),
         "self.kept = {name: value + 0.9 * getattr(self, 'kept', {}).get(name, 0)"
-        " for name, value in out.grad_sum.items()}\n    return self.kept, statistics",
+        " for name, value in out.grad_sum.items()}\n    return self.kept, Rows(out.grad_norms, out.losses)",
     ),
     _scaled("noise five per cent too small", "0.95"),
     _fault(
@@ -172,20 +171,18 @@ MORE: tuple[Fault, ...] = (
     ),
     _scaled(
         "noise too small where the sum is short",
-        "min(1.0, float(torch.cat([value.flatten() for value in grad_sum.values()]).norm()) / 8)",
+        "min(1.0, float(grad_sum.norm()) / 8)",
     ),
     _fault(
         "no noise on the last tensor",
         "release",
-        *("training.noise:add_noise", _TENSORS, _TENSORS + " | dict([list(grad_sum.items())[-1]])"),
+        *("training.noise:with_noise", _NOISY, "noisy[-16:] = flat[-16:]\n    " + _NOISY),
     ),
     _fault("the same noise in both halves of a block", "release", _NORMAL, "np.sin(angle)", "np.cos(angle)"),
     _fault(
         "tails of the noise cut at two standard deviations", "release", _NORMAL, _RADIUS, _RADIUS + ".clip(max=2.0)"
     ),
-    _fault(
-        "noise under the number of the release", "secret", _NOISE, _FRESH, 'return Stream(release.to_bytes(32, "big"))'
-    ),
+    _fault("noise under the number of the release", "secret", _NOISE, _FRESH, 'return release.to_bytes(32, "big")'),
     _fault("samples that are the same in all runs", "sampling", _SAMPLE, "self._streams", "Streams(0)"),
     _fault(
         "probability of being drawn doubled",

@@ -145,24 +145,24 @@ def run(data: ImageSet, recipe: dict[str, Any]) -> Seen:
 @contextlib.contextmanager
 def _watched(seen: Seen) -> Iterator[None]:
     """Notes what passes between the parts of the product, and changes nothing."""
-    collect, update, keyed = PrivateStep.collect, State.update, Draws.noise
+    collect, update, keyed = PrivateStep.collect, State.update, Draws.noise_key
     sampled = Draws.of_update
 
-    def collecting(step, examples, parameters, randomness, **options):
+    def collecting(step, examples, parameters, randomness, *share):
         indices = torch.from_numpy(randomness.indices)
         seen.before.append(_copied(parameters))
         seen.samples.append(randomness.indices.copy())
         seen.views.append(step.views.make(examples, indices, randomness.view_bits, torch.device("cpu")).numpy())
-        return collect(step, examples, parameters, randomness, **options)
+        return collect(step, examples, parameters, randomness, *share)
 
     def updating(state, gradient, *numbers):
-        seen.gradients.append(_copied(gradient))
+        seen.gradients.append(_copied(state.flat.split(gradient)))
         return update(state, gradient, *numbers)
 
     def keying(draws, release):
-        stream = keyed(draws, release)
-        seen.keys.append(stream._key)
-        return stream
+        key = keyed(draws, release)
+        seen.keys.append(key)
+        return key
 
     def sampling(draws, release):
         randomness = sampled(draws, release)
@@ -172,7 +172,7 @@ def _watched(seen: Seen) -> Iterator[None]:
     with (
         mock.patch.object(PrivateStep, "collect", collecting),
         mock.patch.object(State, "update", updating),
-        mock.patch.multiple(Draws, noise=keying, of_update=sampling),
+        mock.patch.multiple(Draws, noise_key=keying, of_update=sampling),
     ):
         yield
 

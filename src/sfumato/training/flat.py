@@ -1,0 +1,59 @@
+"""All trainable parameters in one vector, of which each rank may keep a shard."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from sfumato.errors import InputError
+from sfumato.training.noise import BLOCK
+
+_ALIGNED = 16
+"""Parameters begin at multiples of so many numbers: kernels read faster from there."""
+
+
+class Flat:
+    """Makes trainable parameters views of one vector: what moves the vector moves the model.
+
+    A number's place depends on the model alone, for any number of shards, and so does its noise. Places between two
+    parameters belong to nothing; whatever is in them is never read.
+
+    Attributes:
+        values: (n,): the vector; n divides into shards that begin where a block of noise begins.
+
+    Args:
+        parameters: By name, of one type and device.
+        shards: In how many equal ones the vector is cut.
+
+    Raises:
+        InputError: If they are of several types.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], shards: int = 1) -> None:
+        kinds = {value.dtype: name for name, value in parameters.items()}
+        if len(kinds) > 1:
+            what = " and ".join(f"{name!r} is {str(kind).removeprefix('torch.')}" for kind, name in kinds.items())
+            raise InputError(f"trainable parameters are of several types: {what}. Convert the model to one of them.")
+        self._places: dict[str, tuple[slice, torch.Size]] = {}
+        end = 0
+        for name, value in parameters.items():
+            self._places[name] = slice(end, end + value.numel()), value.shape
+            end = math.ceil((end + value.numel()) / _ALIGNED) * _ALIGNED
+        if shards > 1:
+            end = math.ceil(end / (shards * BLOCK)) * shards * BLOCK
+        self.values = self.join({name: value.detach() for name, value in parameters.items()}, end)
+        for name, view in self.split(self.values).items():
+            parameters[name].data = view
+
+    def join(self, values: Mapping[str, torch.Tensor], length: int | None = None) -> torch.Tensor:
+        """One vector of a tensor for each parameter, zero between them."""
+        first = next(iter(values.values()))
+        joined = first.new_zeros(len(self.values) if length is None else length)
+        for name, (place, _) in self._places.items():
+            joined[place] = values[name].reshape(-1)
+        return joined
+
+    def split(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Each parameter's part of a vector, as a view."""
+        return {name: vector[place].view(shape) for name, (place, shape) in self._places.items()}
