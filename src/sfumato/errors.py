@@ -12,7 +12,12 @@ class InputError(ValueError):
     """The user's input is wrong: exit status 2.
 
     The message is one line: the object, the reason, the remedy.
+
+    Attributes:
+        is_said: By another rank of the same run.
     """
+
+    is_said = False
 
 
 class MachineError(RuntimeError):

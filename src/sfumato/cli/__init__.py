@@ -25,6 +25,8 @@ def main() -> None:
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, stop)
+    if os.environ.get("TORCHELASTIC_RUN_ID") and os.environ.get("RANK") != "0":
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (what the ranks of one run found, the first one says)
     # Imports and traces make half a million objects that stay: to look through them for garbage takes a sixth of the
     # computing of a short run.
     gc.set_threshold(20_000)
@@ -46,7 +48,8 @@ def run(arguments: list[str]) -> int:
             raise KeyboardInterrupt
         return status
     except (InputError, MachineError) as error:
-        return _fail(2 if isinstance(error, InputError) else 1, str(error))
+        status = 2 if isinstance(error, InputError) else 1
+        return status if isinstance(error, InputError) and error.is_said else _fail(status, str(error))
     except (KeyboardInterrupt, typer.Abort):
         return _fail(1, "interrupted. If a run had begun, go on with it by --resume.")
     except OSError as error:

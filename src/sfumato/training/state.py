@@ -55,7 +55,8 @@ class Ema:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what `state_dict` of an equal object returned."""
         for average, kept in zip(self.averages, state["averages"], strict=True):
-            copy_all(average, kept)
+            for name, value in average.items():
+                value.copy_(kept[name])
 
 
 class State:

@@ -159,7 +159,9 @@ class Ranks(World):
                 time.sleep(0.02)
             refusals = [said for said in map(bytes.decode, map(self._store.get, names)) if said]
         if refusals:
-            raise InputError(refusals[0])
+            refusal = InputError(refusals[0])
+            refusal.is_said = not self.is_first
+            raise refusal
 
     def same(self, compute: Callable[[], Value]) -> Value:
         data = torch.frombuffer(bytearray(pickle.dumps(compute())), dtype=torch.uint8) if self.is_first else None
@@ -196,35 +198,40 @@ class Ranks(World):
         return float(found)
 
     def sum(self, vector: torch.Tensor) -> Any:
-        if self.shards > 1:
-            mine = vector.new_empty(len(vector) // self.size)
-            return [(mine, dist.reduce_scatter_tensor(mine, vector, async_op=True), vector)]
-        return [(bucket, dist.reduce(bucket, 0, async_op=True)) for bucket in vector.split(_BUCKET)]
+        # Gloo's own reduce-scatter adds up everything everywhere, and never says that it is done.
+        return [(part, owner, dist.reduce(part, owner, async_op=True)) for owner, part in self._parts(vector)]
+
+    def norm(self, summed: Any) -> float:
+        square = float(sum(part.double().square().sum() for part, owner, _ in summed if owner == self.rank))
+        return math.sqrt(self.total(square))
 
     def release(self, summed: Any, part: Part, like: torch.Tensor) -> torch.Tensor:
-        released = torch.empty_like(like)
-        if self.shards > 1:
-            [(mine, work, _)] = summed
+        released, sent = torch.empty_like(like), []
+        outs = iter(released.split(_BUCKET))
+        for bucket, owner, work in summed:
             self._wait(work)
-            return released.copy_(part(mine, self.rank * len(mine)))
-        sent = []
-        for (bucket, work), out in zip(summed, released.split(_BUCKET), strict=True):
-            self._wait(work)
-            if self.is_first:
-                out.copy_(part(bucket, out.storage_offset()))
-            sent.append(dist.broadcast(out, 0, async_op=True))
+            is_mine = owner == self.rank
+            if self.shards > 1 and not is_mine:
+                continue
+            out = next(outs)
+            if is_mine:
+                out.copy_(part(bucket, bucket.storage_offset()))
+            if self.shards == 1:
+                sent.append(dist.broadcast(out, owner, async_op=True))
         for work in sent:
             self._wait(work)
         return released
 
-    def norm(self, summed: Any) -> float:
-        square = float(sum(part.double().square().sum() for part, *_ in summed))
-        return math.sqrt(self.total(square) if self.shards > 1 else square)
-
     def spread(self, vector: torch.Tensor) -> None:
         if self.shards > 1:
-            mine = vector[self.shard(len(vector))].clone()
-            self._wait(dist.all_gather_into_tensor(vector, mine, async_op=True))
+            for work in [dist.broadcast(part, owner, async_op=True) for owner, part in self._parts(vector)]:
+                self._wait(work)
+
+    def _parts(self, vector: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        """The parts that travel at once, in the same order in all ranks, each with the rank that owns it."""
+        for owner, shard in enumerate(vector.chunk(self.shards)):
+            for part in shard.split(_BUCKET):
+                yield owner, part
 
     def whole(self, mine: torch.Tensor) -> torch.Tensor:
         if self.shards == 1:
