@@ -1,4 +1,4 @@
-"""All trainable parameters in one vector, of which each rank may keep a shard."""
+"""All trainable parameters in one vector."""
 
 import math
 from collections.abc import Mapping
@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from sfumato.errors import InputError
-from sfumato.training.noise import BLOCK
 
 _ALIGNED = 16
 """Parameters begin at multiples of so many numbers: kernels read faster from there."""
@@ -16,21 +15,19 @@ _ALIGNED = 16
 class Flat:
     """Makes trainable parameters views of one vector: what moves the vector moves the model.
 
-    A number's place depends on the model alone, for any number of shards, and so does its noise. Places between two
-    parameters belong to nothing; whatever is in them is never read.
+    Places between two parameters belong to nothing; whatever is in them is never read.
 
     Attributes:
-        values: (n,): the vector; n divides into shards that begin where a block of noise begins.
+        values: (n,): the vector.
 
     Args:
         parameters: By name, of one type and device.
-        shards: In how many equal ones the vector is cut.
 
     Raises:
         InputError: If they are of several types.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], shards: int = 1) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         kinds = {value.dtype: name for name, value in parameters.items()}
         if len(kinds) > 1:
             what = " and ".join(f"{name!r} is {str(kind).removeprefix('torch.')}" for kind, name in kinds.items())
@@ -40,8 +37,6 @@ class Flat:
         for name, value in parameters.items():
             self._places[name] = slice(end, end + value.numel()), value.shape
             end = math.ceil((end + value.numel()) / _ALIGNED) * _ALIGNED
-        if shards > 1:
-            end = math.ceil(end / (shards * BLOCK)) * shards * BLOCK
         self.values = self.join({name: value.detach() for name, value in parameters.items()}, end)
         for name, view in self.split(self.values).items():
             parameters[name].data = view

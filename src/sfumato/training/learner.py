@@ -204,7 +204,7 @@ class Learner:
             return self.update.release(values, noise, first)
 
         gradient = self.world.release(summed, part, self.state.mine)
-        return self.update.scaled(gradient, self.world.total if self.world.shards > 1 else float)
+        return self.update.scaled(gradient, self.world.total if self.world.is_sharded else float)
 
     def logits(self, examples: Examples) -> torch.Tensor:
         """What the model answers for examples: (N, classes), float32, on the CPU. Each process asks for a part."""

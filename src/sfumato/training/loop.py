@@ -260,7 +260,7 @@ class _Run:
             yield
         except MachineError as error:
             # Not where another start has these files, or another rank is lost; shards would have to be gathered.
-            if isinstance(error.__cause__, OSError) and self.world.shards == 1:
+            if isinstance(error.__cause__, OSError) and not self.world.is_sharded:
                 self._checkpoint(waits=True)
             raise
 

@@ -69,7 +69,7 @@ class State:
     def __init__(self, model: nn.Module, recipe: ResolvedRecipe, world: World = World()) -> None:  # noqa: B008
         self.model, self._world = model, world
         self.parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
-        self.flat = Flat(self.parameters, world.shards)
+        self.flat = Flat(self.parameters)
         self.mine = nn.Parameter(self.flat.values[world.shard(len(self.flat.values))])
         self.ema = Ema({_ALL: self.mine}, recipe.ema.decays)
         self.averages = [average[_ALL] for average in self.ema.averages]
@@ -105,7 +105,7 @@ class State:
         return {"model": model, "averages": averages, "optimizer": memory if self.optimizer.state else {}}
 
     def _named(self, mine: torch.Tensor) -> dict[str, torch.Tensor]:
-        whole = self._world.whole(mine)
+        whole = self._world.whole(mine, len(self.flat.values))
         return {name: part.clone() for name, part in self.flat.split(whole).items()} if self._world.is_first else {}
 
     @torch.no_grad()

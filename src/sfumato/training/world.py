@@ -1,8 +1,8 @@
 """The processes that train one model together: one, or the ranks of a process group (torch.distributed).
 
 The first rank draws what is random, counts what is released and writes the run folder. Sums of clipped gradients are
-added up over ranks; then noise is added once (De et al. 2022, Lemma A.1): by the first rank, or, where state is
-sharded, by each rank to its own coordinates.
+added up over ranks, each coordinate in the rank that owns it, which then adds its noise: once, and never each rank its
+own part of it (De et al. 2022, Lemma A.1).
 """
 
 import contextlib
@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from sfumato.errors import InputError, MachineError, first_line
+from sfumato.training.noise import BLOCK
 
 Value = TypeVar("Value")
 Part = Callable[[torch.Tensor, int], torch.Tensor]
@@ -38,12 +39,11 @@ class World:
 
     Attributes:
         rank, size: Which process this is, of how many.
-        shards: In how many parts the ranks keep the state: 1, all of it on each.
+        is_sharded: Whether each rank keeps the optimizer's memory and the averages of its own coordinates alone.
         patience: Seconds to wait for a run folder that another start still holds.
     """
 
-    rank, size, shards = 0, 1, 1
-    patience = 0.0
+    rank, size, is_sharded, patience = 0, 1, False, 0.0
 
     @property
     def is_first(self) -> bool:
@@ -55,9 +55,7 @@ class World:
 
     def shard(self, length: int) -> slice:
         """The part of a vector that this process moves."""
-        own = length // self.shards
-        first = self.rank * own if self.shards > 1 else 0
-        return slice(first, first + own)
+        return slice(0, length)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -89,7 +87,7 @@ class World:
         return vector
 
     def norm(self, summed: Any) -> float:
-        """Of a sum that was released; in the first process."""
+        """Of a sum that was released."""
         return float(torch.linalg.vector_norm(summed.double()))
 
     def release(self, summed: Any, part: Part, like: torch.Tensor) -> torch.Tensor:
@@ -103,7 +101,7 @@ class World:
     def spread(self, vector: torch.Tensor) -> None:
         """Gives every process what each has of a vector in its own shard."""
 
-    def whole(self, mine: torch.Tensor) -> torch.Tensor:
+    def whole(self, mine: torch.Tensor, length: int) -> torch.Tensor:
         """A vector of which each process has its shard, in the first process, on its CPU; elsewhere anything."""
         return mine.detach().cpu()
 
@@ -141,7 +139,7 @@ class Ranks(World):
                 world_size=self.size,
                 timeout=datetime.timedelta(seconds=timeout),
             )
-        self.shards, self.patience = self.size if sharded else 1, timeout + _GRACE
+        self.is_sharded, self.patience = sharded, timeout + _GRACE
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -199,52 +197,65 @@ class Ranks(World):
 
     def sum(self, vector: torch.Tensor) -> Any:
         # Gloo's own reduce-scatter adds up everything everywhere, and never says that it is done.
-        return [(part, owner, dist.reduce(part, owner, async_op=True)) for owner, part in self._parts(vector)]
+        spans = self._spans(len(vector))
+        return [(span, owner, vector[span], dist.reduce(vector[span], owner, async_op=True)) for owner, span in spans]
 
     def norm(self, summed: Any) -> float:
-        square = float(sum(part.double().square().sum() for part, owner, _ in summed if owner == self.rank))
-        return math.sqrt(self.total(square))
+        own = (part for _, owner, part, _ in summed if owner == self.rank)
+        return math.sqrt(self.total(sum(float(part.double().square().sum()) for part in own)))
 
     def release(self, summed: Any, part: Part, like: torch.Tensor) -> torch.Tensor:
         released, sent = torch.empty_like(like), []
-        outs = iter(released.split(_BUCKET))
-        for bucket, owner, work in summed:
+        first = self.shard(summed[-1][0].stop).start if self.is_sharded else 0
+        for span, owner, values, work in summed:
             self._wait(work)
-            is_mine = owner == self.rank
-            if self.shards > 1 and not is_mine:
+            if owner != self.rank and self.is_sharded:
                 continue
-            out = next(outs)
-            if is_mine:
-                out.copy_(part(bucket, bucket.storage_offset()))
-            if self.shards == 1:
+            out = released[span.start - first : span.stop - first]
+            if owner == self.rank:
+                out.copy_(part(values, span.start))
+            if not self.is_sharded:
                 sent.append(dist.broadcast(out, owner, async_op=True))
         for work in sent:
             self._wait(work)
         return released
 
     def spread(self, vector: torch.Tensor) -> None:
-        if self.shards > 1:
-            for work in [dist.broadcast(part, owner, async_op=True) for owner, part in self._parts(vector)]:
+        if self.is_sharded:
+            spans = self._spans(len(vector))
+            for work in [dist.broadcast(vector[span], owner, async_op=True) for owner, span in spans]:
                 self._wait(work)
 
-    def _parts(self, vector: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        """The parts that travel at once, in the same order in all ranks, each with the rank that owns it."""
-        for owner, shard in enumerate(vector.chunk(self.shards)):
-            for part in shard.split(_BUCKET):
-                yield owner, part
+    def whole(self, mine: torch.Tensor, length: int) -> torch.Tensor:
+        if not self.is_sharded:
+            return super().whole(mine, length)
+        own, found = mine.detach(), torch.empty(length if self.is_first else 0, dtype=mine.dtype)
+        first = self.shard(length).start
+        for owner, span in self._spans(length):
+            part = own[span.start - first : span.stop - first] if owner == self.rank else own.new_empty(_length(span))
+            self._wait(dist.broadcast(part, owner, async_op=True))  # Gloo's send never says that it is done
+            if self.is_first:
+                found[span] = part
+        return found
 
-    def whole(self, mine: torch.Tensor) -> torch.Tensor:
-        if self.shards == 1:
-            return super().whole(mine)
-        own = mine.detach()
-        found = torch.empty(self.size, len(own) if self.is_first else 0, dtype=own.dtype)
-        for first in range(0, len(own), _BUCKET):
-            piece = own[first : first + _BUCKET].contiguous()
-            parts = [torch.empty_like(piece) for _ in range(self.size)] if self.is_first else None
-            self._wait(dist.gather(piece, parts, 0, async_op=True))
-            for rank, part in enumerate(parts or []):
-                found[rank, first : first + _BUCKET] = part
-        return found.view(-1)
+    def _spans(self, length: int) -> Iterator[tuple[int, slice]]:
+        """The parts of a vector that travel at once, in the same order in all ranks, each with the rank that owns it:
+        that adds noise to it, and moves it where state is sharded.
+        """
+        own = self._own(length)
+        for owner in range(self.size):
+            for first in range(owner * own, min((owner + 1) * own, length), _BUCKET):
+                yield owner, slice(first, min(first + _BUCKET, (owner + 1) * own, length))
+
+    def _own(self, length: int) -> int:
+        """How many coordinates each rank owns, the last ones fewer: whole blocks of noise."""
+        return math.ceil(length / (self.size * BLOCK)) * BLOCK
+
+    def shard(self, length: int) -> slice:
+        if not self.is_sharded:
+            return super().shard(length)
+        own = self._own(length)
+        return slice(min(self.rank * own, length), min((self.rank + 1) * own, length))
 
     def from_first(self, tensor: torch.Tensor) -> None:
         sent = tensor.contiguous()
@@ -271,6 +282,10 @@ class Ranks(World):
                 f"rank {self.rank} of {self.size} lost the others ({first_line(error)}). What was checkpointed is "
                 "kept: torchrun starts the ranks again, or the same command with --resume."
             ) from error
+
+
+def _length(span: slice) -> int:
+    return int(span.stop - span.start)
 
 
 def world_here(device: torch.device, timeout: float, sharded: bool) -> World:
