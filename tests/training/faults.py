@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import secrets
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -26,7 +27,13 @@ Death = tuple[str, int, float] | None
 
 
 def start(
-    arguments: list[str], die_at: Death = None, log: Path | None = None, modules: Path | None = None, watch=None
+    arguments: list[str],
+    die_at: Death = None,
+    log: Path | None = None,
+    modules: Path | None = None,
+    watch=None,
+    environment=(),
+    edits=(),
 ) -> multiprocessing.Process:
     """Starts `sfumato ARGUMENTS` in a process of its own.
 
@@ -38,10 +45,32 @@ def start(
         log: Takes stdout and stderr.
         modules: A folder to import from, as on PYTHONPATH.
         watch: A folder that takes a file for each drawing of noise, before it is drawn.
+        environment: Variables, as pairs.
+        edits: Changes to the code (`tests.auditing.planted.plants`).
     """
-    process = _context.Process(target=_run, args=(arguments, die_at, str(log) if log else os.devnull, modules, watch))
+    given = (arguments, die_at, str(log) if log else os.devnull, modules, watch, environment, edits)
+    process = _context.Process(target=_run, args=given)
     process.start()
     return process
+
+
+def start_ranks(size: int, arguments: list[str], **options) -> list[multiprocessing.Process]:
+    """The ranks of a run, as torchrun starts them. Options as of `start`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": size, "TORCHELASTIC_RUN_ID": "test"}
+    return [
+        start(arguments, environment=[*(shared | {"RANK": rank, "LOCAL_RANK": rank}).items()], **options)
+        for rank in range(size)
+    ]
+
+
+def join(processes: list[multiprocessing.Process]) -> list[int | None]:
+    """Exit statuses."""
+    for process in processes:
+        process.join(120)
+    return [process.exitcode for process in processes]
 
 
 def run(arguments: list[str], *given, **options) -> int:
@@ -52,9 +81,12 @@ def run(arguments: list[str], *given, **options) -> int:
     return process.exitcode
 
 
-def _run(arguments: list[str], die_at: Death, log: str, modules: Path | None, watch: Path | None) -> None:
+def _run(
+    arguments: list[str], die_at: Death, log: str, modules: Path | None, watch: Path | None, environment, edits
+) -> None:
     import torch
 
+    os.environ.update({name: str(value) for name, value in environment})
     torch.set_num_threads(1)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
@@ -66,8 +98,10 @@ def _run(arguments: list[str], die_at: Death, log: str, modules: Path | None, wa
     if die_at is not None:
         _plant(*die_at)
     from sfumato import cli
+    from tests.auditing.planted.plants import planted
 
-    sys.exit(cli.run(arguments))
+    with planted(*edits):
+        sys.exit(cli.run(arguments))
 
 
 def _watch(folder: Path) -> None:

@@ -1,0 +1,132 @@
+"""Many ranks compute what one process does, and count it once."""
+
+import dataclasses
+import json
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from sfumato.errors import InputError, MachineError
+from sfumato.run_folder import launch, ledger
+from sfumato.run_folder.checkpoint import Checkpoints
+from tests.auditing.planted.plants import Edit
+from tests.training import faults
+
+NETS = """
+from torch import nn
+
+class Double(nn.Module):
+    def __init__(self, num_classes, **options):
+        super().__init__()
+        layers = nn.Conv2d(1, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.ReLU(), nn.Flatten(), nn.Linear(512, num_classes)
+        self.layers = nn.Sequential(*layers).double()
+
+    def forward(self, images):
+        return self.layers(images.double())
+"""
+RECIPE = """
+data = {name = "digits"}
+model = {name = "nets:Double"}
+augmentation = {kind = "flip", augmult = 2}
+privacy = {noise_multiplier = 0.5, delta = 1e-5}
+optimizer = {learning_rate = 1.0, momentum = 0.9}
+ema = {decay = [0.9, 0.5]}
+training = {batch_size = 64, num_steps = 20, evaluate_every = 10}
+run = {seed = 3}
+"""
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "nets.py").write_text(NETS)
+    (folder / "recipe.toml").write_text(RECIPE)
+    return folder
+
+
+def command(modules, folder, **changes):
+    settings = {key.replace("__", "."): value for key, value in changes.items()}
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    return ["train", str(modules / "recipe.toml"), *words, "--output", str(folder), "--resume", "--trust", "nets"]
+
+
+def state(folder):
+    """Parameters, averages and moments, each as one vector."""
+    found = Checkpoints(folder / "owner" / "checkpoints").newest().state
+    parts = [found["model"], *found["averages"], *found["optimizer"].values()]
+    return [torch.cat([value.flatten() for value in part.values()]) for part in parts]
+
+
+def distance(folder, other):
+    pairs = zip(state(folder), state(other), strict=True)
+    return max(float((one - two).norm() / two.norm()) for one, two in pairs)
+
+
+def lines(folder):
+    return ledger.read(folder / ledger.LEDGER_FILE)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, modules):
+    """The same runs by one process: of 20 updates, and of 3."""
+    folder = tmp_path_factory.mktemp("alone")
+    for steps in (20, 3):
+        assert faults.run(command(modules, folder / str(steps), training__num_steps=steps), modules=modules) == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("size", "sharded", "microbatch_size"), [(2, False, 7), (2, True, 32), (4, False, 32), (4, True, 5)]
+)
+def test_any_number_of_ranks_ends_with_the_parameters_of_one(alone, tmp_path, modules, size, sharded, microbatch_size):
+    changes = {"training__shard_state": sharded, "training__microbatch_size": microbatch_size}
+    log = tmp_path / "log"
+    ranks = faults.start_ranks(size, command(modules, tmp_path / "run", **changes), modules=modules, log=log)
+    assert faults.join(ranks) == [0] * size, log.read_text()
+    assert distance(tmp_path / "run", alone / "20") < 1e-9
+    assert lines(tmp_path / "run").num_releases == 20
+    scores = [(folder / "metrics.jsonl").read_text() for folder in (tmp_path / "run", alone / "20")]
+    assert scores[0] == scores[1]
+
+
+_WORLD = "training.world:Ranks"
+FAULTS = {
+    "a rank left out": Edit(f"{_WORLD}.sum", "dist.reduce(vector[span]", "dist.reduce(vector[span] * (self.rank < 1)"),
+    "a rank's images counted twice": Edit("training.world:World.share", "self.rank, count", "0, count"),
+    "noise on every rank summed": Edit(
+        "training.learner:Learner.collect",
+        "return self.state.flat.join(grad_sum), rows",
+        "noise = torch.randn(len(self.state.flat.values))\n    return self.state.flat.join(grad_sum) + noise, rows",
+    ),
+    "ranks with different draws": Edit(
+        "training.loop:_Run._take_updates",
+        "world.same(functools.partial(self.draws.of_update, release))",
+        "self.draws.of_update(release + world.rank)",
+    ),
+    "a stale copy": Edit(f"{_WORLD}.spread", "if self.is_sharded:", "if False:"),
+    "an extra reduction": Edit(
+        f"{_WORLD}.sum",
+        "spans = self._spans(len(vector))",
+        "spans = list(self._spans(len(vector)))\n"
+        "    [self._wait(dist.all_reduce(vector, async_op=True)) for _ in range(1)]",
+    ),
+    "a rank's own ledger": Edit(
+        f"{_WORLD}.key", "compute() if self.is_first else bytes(32)", "(compute() if self.is_first else compute())"
+    ),
+    "noise of the first coordinates everywhere": Edit(
+        f"{_WORLD}.release", "part(values, span.start)", "part(values, 0)"
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_the_distributed_step_shows(alone, tmp_path, modules, fault):
+    words = command(modules, tmp_path / "run", training__num_steps=3, training__shard_state=True)
+    ranks = faults.start_ranks(2, words, modules=modules, edits=[FAULTS[fault]])
+    if fault == "a rank's own ledger":  # of which there is none to open
+        assert faults.join(ranks) == [1, 1]
+    else:
+        assert faults.join(ranks) == [0, 0] and distance(tmp_path / "run", alone / "3") > 1e-3
