@@ -11,6 +11,7 @@ import datetime
 import math
 import os
 import pickle
+import re
 import signal
 import sys
 import time
@@ -278,9 +279,10 @@ class Ranks(World):
         try:
             yield
         except RuntimeError as error:
+            why = re.sub(r"^\[\S*\] *", "", first_line(error)).split(". ")[0]  # a place in a library's source before it
             raise MachineError(
-                f"rank {self.rank} of {self.size} lost the others ({first_line(error)}). What was checkpointed is "
-                "kept: torchrun starts the ranks again, or the same command with --resume."
+                f"rank {self.rank} of {self.size} lost the others ({why}). What was checkpointed is kept: torchrun "
+                "starts the ranks again, or the same command with --resume."
             ) from error
 
 
