@@ -94,7 +94,7 @@ def draw(plans: dict[str, dict[str, Any]], noise: float, path: Path) -> None:
             panel.set_xticks(_DEVICES, [str(devices) for devices in _DEVICES])
             panel.set_xticks([], minor=True)
         panels[1].legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-    with matplotlib.rc_context({"svg.hashsalt": "sfumato"}):
+    with matplotlib.rc_context({"svg.hashsalt": "sfumato", "svg.fonttype": "none"}):
         figure.savefig(path, metadata={"Date": None})
 
 
