@@ -433,7 +433,7 @@ SURFACE = {
     "train": "--epsilon --epsilon-per-person --images-per-person --delta --set --output --accountant --calibrate "
     f"--non-private --dry-run --resume --max-lost --repeat --seeds --no-cache {_PLACE}",
     "plan": "--num-examples --delta --batch-size --num-steps --noise-multiplier --epsilon --images-per-person --recipe "
-    "--accountant --table --throughput --devices --more-data --plot --json",
+    "--accountant --table --throughput --devices --bandwidth --reading --price --more-data --plot --trust --json",
     "simulate": f"--batch-size --seeds --epsilon --delta --set --output {_PLACE}",
     "search": "--trials --space --sampler --prune --paid --score-noise --batch-size --seeds --data --epsilon --delta "
     f"--set --storage --worker --output {_PLACE}",

@@ -8,8 +8,8 @@ import pytest
 from sfumato.accounting import accountants, gaussian
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.cli import run as sfumato
+from sfumato.scaling.cost import Price
 from sfumato.scaling.equal_noise import (
-    Price,
     advice,
     at_batch_size,
     batch_size_for_overcharge,

@@ -1,17 +1,28 @@
 """Planning at the edges: one line of refusal or an answer within the target, never a fault."""
 
+import dataclasses
 import json
 import math
 import random
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from sfumato import config, recipes
 from sfumato.accounting import accountants
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.cli import run
+from sfumato.data.catalogue import public_facts
 from sfumato.errors import InputError
+from sfumato.planning.resolve import resolve
+from sfumato.scaling.cost import Price, noise_seconds_per_million, num_trainable
 from sfumato.scaling.equal_noise import table, with_more_data
 from sfumato.scaling.plan import plan
+from sfumato.training.network import Network
 
 
 def certified(facts):
@@ -134,3 +145,180 @@ def test_a_plan_says_where_a_recipe_s_numbers_spend_more_than_its_target(tmp_pat
     path.write_text(NUMBERS.format(privacy="target_epsilon = 0.5\n", rest=""))
     assert run(["plan", "--recipe", str(path), "--json"]) == 0
     assert any("target_epsilon = 0.5" in line for line in json.loads(capsys.readouterr().out)["warnings"])
+
+
+IMAGENET = Mechanism(1_280_000, 16_384, 2.5, 72_000)
+CLUSTER = Price(8, 9_000.0, 32, 2.0, 200.0, num_parameters=25_557_048, noise_seconds_per_million=0.002)
+
+
+def prices(count):
+    """Machines of all kinds, and runs."""
+    rng = random.Random(0)
+    for _ in range(count):
+        devices, batch_size = rng.randint(1, 100), rng.randint(1, 50_000)
+        throughput, bandwidth, reading = (10 ** rng.uniform(-2, 5) for _ in range(3))
+        price = Price(rng.randint(1, 16), throughput, devices, rng.uniform(1, 5), bandwidth)
+        price = dataclasses.replace(price, num_parameters=rng.randint(1, 10**8), noise_seconds_per_million=rng.random())
+        price = dataclasses.replace(price, reading=rng.choice([None, reading]), image_bytes=rng.randint(1, 10**6))
+        yield price, Mechanism(100_000, batch_size, 1.0, rng.randint(1, 10**6))
+
+
+def test_one_device_reduces_nothing_and_two_exchange_half_of_what_trains_twice():
+    alone, two, many = (dataclasses.replace(CLUSTER, devices=count).update_seconds(IMAGENET) for count in (1, 2, 10**9))
+    assert alone["reduction"] == 0
+    assert two["reduction"] == pytest.approx(2 * (25_557_048 / 2) * 4 / 200e9)
+    assert many["reduction"] == pytest.approx(2 * two["reduction"])
+
+
+def test_a_faster_machine_shortens_its_own_part_in_proportion():
+    price = dataclasses.replace(CLUSTER, reading=1.0, image_bytes=3 * 256**2)
+    before = price.update_seconds(IMAGENET)
+    assert before == pytest.approx(
+        {
+            "arithmetic": 512 * 8 / 9_000,
+            "reduction": 2 * 31 / 32 * 4 * 25_557_048 / 200e9,
+            "noise": 25.557048 * 0.002,
+            "reading": 512 * 3 * 256**2 / 1e9,
+        }
+    )
+    faster = {"arithmetic": "throughput", "reduction": "bandwidth", "reading": "reading"}
+    for part, name in faster.items():
+        after = dataclasses.replace(price, **{name: 2 * getattr(price, name)}).update_seconds(IMAGENET)
+        assert after == pytest.approx(before | {part: before[part] / 2})
+
+
+def test_a_run_takes_its_updates_and_costs_its_device_hours():
+    for price, mechanism in prices(300):
+        found = price.of(mechanism)
+        parts = {name: seconds for name, seconds in found["update_seconds"].items() if seconds is not None}
+        update = found["seconds"] / mechanism.num_steps
+        assert parts[found["bound_by"]] == max(parts.values())
+        assert max(parts.values()) <= update * (1 + 1e-9) and update <= sum(parts.values()) * (1 + 1e-9)
+        hidden = min(parts["arithmetic"], parts.get("reading", 0.0))  # images are read while others are computed
+        assert update == pytest.approx(sum(parts.values()) - hidden)
+        assert found["hours"] * price.devices == pytest.approx(found["device_hours"])
+        assert found["cost"] == pytest.approx(price.per_hour * found["device_hours"])
+
+
+def test_more_devices_never_save_device_hours():
+    """Than one, or than a number of them that divides theirs: of 10 images 3 devices compute 12, and 5 compute 10."""
+    for price, mechanism in prices(300):
+        for is_sharded in (False, True):
+            price = dataclasses.replace(price, sharded=is_sharded)
+            found = price.of(mechanism)
+            for fewer in (price, dataclasses.replace(price, devices=1)):
+                more = dataclasses.replace(price, devices=3 * price.devices).of(mechanism)
+                assert more["device_hours"] >= fewer.of(mechanism)["device_hours"] * (1 - 1e-9)
+                assert more["update_seconds"]["arithmetic"] <= found["update_seconds"]["arithmetic"]
+
+
+def test_sharded_noise_is_drawn_by_all_and_a_run_without_noise_draws_none():
+    whole = CLUSTER.update_seconds(IMAGENET)
+    shares = dataclasses.replace(CLUSTER, sharded=True).update_seconds(IMAGENET)
+    assert shares == whole | {"noise": pytest.approx(whole["noise"] / 32, rel=1e-5)}
+    assert CLUSTER.update_seconds(IMAGENET.replace(noise_multiplier=0.0)) == whole | {"noise": 0.0}
+
+
+def test_where_less_is_known_less_is_counted():
+    assert Price(8).of(IMAGENET)["seconds"] is None and Price(8).of(IMAGENET)["bound_by"] is None
+    found = Price(8, 9_000.0, 32).of(IMAGENET)
+    assert found["update_seconds"] == {"arithmetic": 512 * 8 / 9_000, "reduction": None, "noise": None, "reading": None}
+    assert found["bound_by"] == "arithmetic" and found["cost"] is None
+    assert found["device_hours"] == pytest.approx(found["views_processed"] / 9_000 / 3_600)
+
+
+def test_noise_is_timed_by_the_least_of_three(monkeypatch):
+    pauses, seen = [0.06, 0.01, 0.06], []
+
+    def add_noise(grad_sum, noise_stddev, stream):
+        seen.append(sum(value.numel() for value in grad_sum.values()))
+        time.sleep(pauses[len(seen) - 1])
+
+    monkeypatch.setattr("sfumato.training.noise.add_noise", add_noise)
+    found = noise_seconds_per_million() * seen[0] / 1e6
+    assert 0.01 <= found < 0.05 and len(seen) == 3
+
+
+def shipped():
+    """A recipe for each network that shipped recipes plan, with what of it trains."""
+    found = {}
+    for name in recipes.names():
+        recipe = config.parse(recipes.read(name)[1])
+        facts = public_facts(recipe.data)
+        if facts is not None and recipe.privacy is not None:
+            given = (recipe.model.name, recipe.model.trainable, sorted(recipe.model.options.items()))
+            found.setdefault(str((given, facts.image_size, facts.channels, facts.num_classes)), name)
+    return found.values()
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_parameters_are_counted_as_training_has_them(name, monkeypatch):
+    recipe = config.parse(recipes.read(name)[1])
+    facts = public_facts(recipe.data)
+    found = resolve(recipe, facts, cut_to_target=False)
+    monkeypatch.setattr(Network, "_require_outputs", lambda self: None)  # they compute images, which takes long
+    monkeypatch.setattr(Network, "_cut", lambda self: (self.model, None))
+    shape, classes = (facts.channels, facts.image_size, facts.image_size), range(facts.num_classes)
+    real = Network(found, SimpleNamespace(shape=shape, classes=classes), torch.device("cpu")).model
+    count = sum(value.numel() for value in real.parameters() if value.requires_grad)
+    assert num_trainable(found.recipe, facts) == count > 0
+
+
+def test_a_recipe_on_many_devices_has_time_cost_and_what_bounds_them(capsys):
+    words = ["plan", "--recipe", "demo/digits", "--throughput", "9000", "--devices", "4", "--bandwidth", "200"]
+    assert run([*words, "--reading", "1", "--price", "2", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    parts, count = facts["update_seconds"], facts["num_parameters"]
+    assert parts["noise"] == pytest.approx(count * facts["noise_seconds_per_million"] / 1e6) and parts["noise"] > 0
+    assert parts["reduction"] == pytest.approx(2 * 3 / 4 * 4 * count / 200e9)
+    assert parts["reading"] == pytest.approx(-(-facts["batch_size"] // 4) * 8 * 8 / 1e9)
+    assert facts["cost"] == pytest.approx(2 * facts["device_hours"]) and facts["bound_by"] in parts
+    assert facts["seconds"] == pytest.approx(3600 * facts["hours"])
+    assert run([*words, "--table"]) == 0
+    out = capsys.readouterr().out
+    assert "bound by            " in out and f"{count} that train" in out and "currency" not in out
+
+
+def test_only_bandwidth_imports_torch():
+    code = (
+        "import sys; from sfumato import cli\n"
+        "words = 'plan --recipe demo/digits --throughput 9 --devices 2 --price 1 --reading 1'.split()\n"
+        "assert cli.run(words) == 0 and 'torch' not in sys.modules\n"
+        "assert cli.run([*words, '--bandwidth', '1']) == 0 and 'torch' in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--num-examples 3000 --epsilon 3 --bandwidth 200", "--bandwidth needs --throughput"),
+        ("--num-examples 3000 --epsilon 3 --price 2", "--price needs --throughput"),
+        ("--num-examples 3000 --epsilon 3 --throughput 9 --bandwidth 200", "--bandwidth needs --recipe"),
+        ("--num-examples 3000 --epsilon 3 --throughput 9 --reading 1", "--reading needs --recipe"),
+        ("--num-examples 3000 --epsilon 1,3 --price 2", "several epsilons"),
+        ("--recipe demo/digits --throughput 9 --bandwidth 0", "--bandwidth must lie between"),
+        ("--recipe demo/digits --throughput nan", "--throughput must lie between"),
+        ("--recipe demo/digits --throughput 9 --devices 0", "--devices must lie between"),
+        (f"--recipe demo/digits --throughput 9 --devices 1{'0' * 400}", "--devices must lie between"),
+    ],
+)
+def test_machines_that_cannot_be_are_refused_in_one_line(words, why, capsys):
+    assert run(["plan", *words.split()]) == 2
+    out, err = capsys.readouterr()
+    assert why in err and err.count("\n") == 1 and not out
+
+
+def test_a_network_of_ones_own_is_counted_once_its_module_is_trusted(tmp_path, capsys, monkeypatch):
+    (tmp_path / "own_network.py").write_text(
+        "import torch\ndef make(num_classes):\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "r.toml"
+    path.write_text(NUMBERS.format(privacy="", rest='[model]\nname = "own_network:make"\n'))
+    words = ["plan", "--recipe", str(path), "--throughput", "9", "--bandwidth", "9", "--json"]
+    assert run(words) == 2 and "--trust own_network" in capsys.readouterr().err
+    assert run([*words, "--trust", "own_network"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_parameters"] == 650

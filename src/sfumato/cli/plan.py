@@ -1,7 +1,6 @@
 """`sfumato plan`: three of batch size, steps, noise and epsilon give the fourth."""
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,13 +9,15 @@ import typer
 from sfumato.accounting import formats
 from sfumato.accounting.attacker import Attacker
 from sfumato.accounting.mechanism import Accountant
-from sfumato.cli import output
+from sfumato.cli import options, output
 from sfumato.errors import InputError, refusing
 from sfumato.json_record import pick
 from sfumato.reporting.wording import of_attacker, who_guesses
 
 if TYPE_CHECKING:
-    from sfumato.scaling.equal_noise import Price
+    from sfumato.config import ResolvedRecipe
+    from sfumato.data.catalogue import Facts
+    from sfumato.scaling.cost import Price
     from sfumato.scaling.plan import Plan
 
 
@@ -28,12 +29,14 @@ class _OfRecipe:
         views: Of each image, that are differentiated.
         target: Where all numbers are given.
         why_not_private: Why a run would not be; None: it would.
+        run: What it trains with, and on images of which public numbers.
     """
 
     views: int = 1
     learning_rate: float | None = None
     target: float | None = None
     why_not_private: str | None = None
+    run: "tuple[ResolvedRecipe, Facts] | None" = None
 
 
 def plan(
@@ -50,8 +53,12 @@ def plan(
     table: Annotated[bool, typer.Option("--table/--no-table")] = False,
     throughput: float | None = None,
     devices: int = 1,
+    bandwidth: float | None = None,
+    reading: float | None = None,
+    price: float | None = None,
     more_data: float | None = None,
     plot: Path | None = None,
+    trust: options.Trust = None,
     json_: bool = False,
 ) -> None:
     """Solves for the one of --batch-size, --num-steps, --noise-multiplier and --epsilon that is
@@ -69,22 +76,27 @@ def plan(
         table: Lists runs of the same total amount of noise: batch against noise, batch against steps.
         throughput: Views a second of one device: gives hours.
         devices: Devices that share the work.
+        bandwidth: GB a second between devices: counts the reduction of gradients and their noise, which is timed on
+            this machine; needs --recipe.
+        reading: GB a second of one device's share of the disk: counts the reading of stored images; needs --recipe.
+        price: Of an hour and device: gives the cost.
         more_data: Says what this many times as many images buy.
         plot: Draws epsilon against sigma around this run (.svg, .png or .pdf).
 
     Example:
         sfumato plan --num-examples 50000 --epsilon 1,3,8
     """
-    from sfumato.scaling.equal_noise import Price
     from sfumato.scaling.plan import plan as solve
 
     targets, beside = _targets(epsilon), _OfRecipe()
     numbers: dict[str, Any] = {"num_examples": num_examples, "delta": delta, "images_per_person": images_per_person}
     numbers |= {"batch_size": batch_size, "num_steps": num_steps, "noise_multiplier": noise_multiplier}
-    if len(targets) > 1 and (recipe or table or plot or more_data or throughput or devices != 1):
+    costs = {"--throughput": throughput, "--bandwidth": bandwidth, "--reading": reading, "--price": price}
+    asks_more = recipe or table or plot or more_data or any(costs.values()) or devices != 1
+    if len(targets) > 1 and asks_more:
         raise InputError(
             "several epsilons are planned with --num-examples, without --recipe, --table, --plot, --more-data, "
-            "--throughput and --devices. Give one --epsilon with these."
+            f"--devices, {', '.join(costs)}. Give one --epsilon with these."
         )
     if recipe is not None:
         if targets or any(value is not None for value in numbers.values()):
@@ -95,14 +107,39 @@ def plan(
         raise InputError(
             "--num-examples is needed: N, the public number of training images. Give it, or --recipe NAME."
         )
+    known = _price(costs, devices, beside, trust or [])
     each: list[float | None] = [*targets] or [None]
     plans = [solve(**{"accountant": accountant, "epsilon": target} | numbers) for target in each]
     if len(plans) > 1:
         _show_several(plans, json_)
         return
     facts = _facts(beside, plans[0], recipe)
-    facts |= _more(plans[0], accountant, Price(beside.views, throughput, devices), beside, table, more_data, plot)
+    facts |= _more(plans[0], accountant, known, beside, table, more_data, plot)
     output.answer(facts, json_, _show)
+
+
+def _price(costs: dict[str, float | None], devices: int, beside: _OfRecipe, trust: list[str]) -> "Price":
+    """What options say of the machines, and a recipe of what they move: --bandwidth alone asks PyTorch for that."""
+    from sfumato.scaling import cost
+
+    for option, value in costs.items():
+        if value is not None and not 1e-12 <= value <= 1e12:
+            raise InputError(f"{option} must lie between 1e-12 and 1e12, not {value}. Correct it.")
+        if value is not None and costs["--throughput"] is None:
+            raise InputError(f"{option} needs --throughput, the views a second of one device. Give it too.")
+        if value is not None and option in ("--bandwidth", "--reading") and beside.run is None:
+            raise InputError(f"{option} needs --recipe, which says what is moved. Give it, or leave {option} out.")
+    if not 1 <= devices <= 1e12:
+        raise InputError(f"--devices must lie between 1 and 1e12, not {devices}. Correct it.")
+    moved: dict[str, Any] = {}
+    if beside.run is not None:
+        recipe, facts = beside.run
+        moved["image_bytes"] = facts.channels * recipe.data.stored_size(facts.image_size) ** 2
+        if costs["--bandwidth"] is not None:
+            moved["num_parameters"] = cost.num_trainable(recipe, facts, trust)
+            moved["noise_seconds_per_million"] = cost.noise_seconds_per_million()
+    throughput, bandwidth, reading, per_hour = costs.values()
+    return cost.Price(beside.views, throughput, devices, per_hour, bandwidth, reading, **moved)
 
 
 def _more(
@@ -115,11 +152,6 @@ def _more(
     plot: Path | None,
 ) -> dict[str, Any]:
     """What options ask for besides."""
-    if price.devices < 1 or (price.throughput is not None and not 0 < price.throughput < math.inf):
-        raise InputError(
-            f"--throughput must be above 0 and finite, and --devices at least 1, not {price.throughput} and "
-            f"{price.devices}."
-        )
     if found.images_per_person is not None and (table or plot is not None):
         raise InputError("--table and --plot are for the epsilon of one image. Leave out --images-per-person.")
     if table and not found.noise_multiplier:
@@ -127,7 +159,8 @@ def _more(
 
     from sfumato.scaling import equal_noise as trade
 
-    facts: dict[str, Any] = price.of(found.mechanism)
+    facts = price.of(found.mechanism)
+    facts |= {name: value or None for name, value in pick(price, "num_parameters", "noise_seconds_per_million").items()}
     if table:
         facts["table"] = trade.table(found.mechanism, found.delta, accountant, price, beside.learning_rate)
     if more_data is not None:
@@ -188,7 +221,7 @@ def _numbers_of(recipe: str) -> tuple[dict[str, Any], _OfRecipe]:
         "images_per_person": privacy.max_images_per_person if privacy.unit == "person" else None,
     }
     views, rate = max(1, parsed.augmentation.augmult or 0), parsed.optimizer.learning_rate
-    return numbers, _OfRecipe(views, rate, privacy.target_epsilon, plan.why_not_private)
+    return numbers, _OfRecipe(views, rate, privacy.target_epsilon, plan.why_not_private, (plan.recipe, known))
 
 
 def _facts(beside: _OfRecipe, found: "Plan", recipe: str | None) -> dict[str, Any]:
@@ -257,6 +290,12 @@ def _show(facts: dict[str, Any]) -> None:
         rows.append(("half the compute", costs))
     if facts["hours"] is not None:
         rows.append(("time", f"{facts['hours']:.2f} hours, {facts['device_hours']:.2f} device-hours"))
+        rows += [] if facts["cost"] is None else [("cost", f"{facts['cost']:.2f} in the currency of --price")]
+        parts = [f"{name} {part:.3g} s" for name, part in facts["update_seconds"].items() if part is not None]
+        rows += [("bound by", f"{facts['bound_by']}; of an update: {', '.join(parts)}")] if parts[1:] else []
+    if facts["num_parameters"] is not None:
+        speed = f"noise of a million takes this machine {facts['noise_seconds_per_million']:.3g} s"
+        rows.append(("parameters", f"{facts['num_parameters']} that train; {speed}"))
     for name, value in rows:
         output.say(f"{name:<20}{value}")
     of_image = facts["images_per_person"] is None

@@ -7,7 +7,6 @@ the Gaussian limit of the same total noise.
 """
 
 import bisect
-import dataclasses
 import math
 from typing import Any
 
@@ -15,6 +14,7 @@ from sfumato.accounting import accountants, gaussian
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.errors import InputError
 from sfumato.json_record import finite, pick
+from sfumato.scaling.cost import Price
 
 # Batch sizes of the table, as multiples, at constant steps; and steps, as multiples, at constant
 # sigma.
@@ -26,32 +26,6 @@ _ENOUGH = 4.0
 _NEAR, _REFINEMENTS = 0.03, 5
 # and grows smaller by this factor at most at once.
 _STRIDE = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Price:
-    """What a run costs besides privacy.
-
-    Attributes:
-        views: Views of each image that are differentiated; 1 without augmentation.
-        throughput: Views per second of one device; None where it is not known.
-        devices: How many of them share the work.
-    """
-
-    views: int = 1
-    throughput: float | None = None
-    devices: int = 1
-
-    def of(self, mechanism: Mechanism) -> dict[str, float | None]:
-        """Epochs, images times views, and hours."""
-        processed = mechanism.batch_size * mechanism.num_steps * self.views
-        device_hours = None if self.throughput is None else processed / self.throughput / 3600
-        return {
-            "num_epochs": mechanism.num_steps * mechanism.sampling_prob,
-            "views_processed": processed,
-            "hours": None if device_hours is None else device_hours / self.devices,
-            "device_hours": device_hours,
-        }
 
 
 def overcharge_estimate(mechanism: Mechanism, delta: float) -> float:
@@ -126,7 +100,7 @@ def table(
     mechanism: Mechanism,
     delta: float,
     accountant: Accountant = "pld",
-    price: Price = Price(),
+    price: Price | None = None,
     learning_rate: float | None = None,
 ) -> list[dict[str, Any]]:
     """Runs of one total amount of noise: batch against noise at constant steps, and batch against
@@ -153,7 +127,7 @@ def table(
             "learning_rate": None if learning_rate is None else learning_rate * rate,
             "snr": gaussian.snr(run),
             "epsilon": finite(accountants.epsilon(run, delta, accountant).epsilon),
-            **price.of(run),
+            **(price or Price()).of(run),
         }
         for kind, run, rate in runs
     ]
