@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from sfumato.clipping import findings, fix_groupnorm, require_private
+from sfumato.clipping import clipped_grad, findings, fix_groupnorm, require_private
 from sfumato.errors import InputError
 from tests.clipping.problems import Do, Made
 
@@ -123,3 +123,24 @@ def test_an_activation_inside_is_kept_and_a_layer_used_twice_stays_one():
     fixed = fix_groupnorm(nn.Sequential(shared, shared))
     assert fixed[0] is fixed[1]
     assert (fixed(torch.randn(2, 8, 4, 4)) >= 0).all()
+
+
+@pytest.mark.parametrize("gathered", [False, True])
+def test_parameters_that_torch_shards_over_processes_are_refused_before_anything_is_computed(gathered):
+    """Gathered ones would end the process."""
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        inner = fully_shard(nn.Linear(256, 8), mesh=init_device_mesh("cpu", (1,)))
+        model = nn.Sequential(nn.Flatten(), inner, nn.Linear(8, 3))
+        if gathered:
+            inner.unshard()
+        (found,) = findings(model, ROWS)
+        assert found.path == "1" and "sharded over processes" in found.reason
+        with pytest.raises(InputError, match="sharded over processes"):
+            clipped_grad(model, nn.CrossEntropyLoss(), clipping_norm=1.0)(ROWS, torch.zeros(2, dtype=torch.int64))
+    finally:
+        distributed.destroy_process_group()

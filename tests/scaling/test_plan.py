@@ -177,7 +177,7 @@ def test_a_faster_machine_shortens_its_own_part_in_proportion():
         {
             "arithmetic": 512 * 8 / 9_000,
             "reduction": 2 * 31 / 32 * 4 * 25_557_048 / 200e9,
-            "noise": 25.557048 * 0.002,
+            "noise": 25.557048 / 32 * 0.002,
             "reading": 512 * 3 * 256**2 / 1e9,
         }
     )
@@ -203,20 +203,17 @@ def test_a_run_takes_its_updates_and_costs_its_device_hours():
 def test_more_devices_never_save_device_hours():
     """Than one, or than a number of them that divides theirs: of 10 images 3 devices compute 12, and 5 compute 10."""
     for price, mechanism in prices(300):
-        for is_sharded in (False, True):
-            price = dataclasses.replace(price, sharded=is_sharded)
-            found = price.of(mechanism)
-            for fewer in (price, dataclasses.replace(price, devices=1)):
-                more = dataclasses.replace(price, devices=3 * price.devices).of(mechanism)
-                assert more["device_hours"] >= fewer.of(mechanism)["device_hours"] * (1 - 1e-9)
-                assert more["update_seconds"]["arithmetic"] <= found["update_seconds"]["arithmetic"]
+        found = price.of(mechanism)
+        for fewer in (price, dataclasses.replace(price, devices=1)):
+            more = dataclasses.replace(price, devices=3 * price.devices).of(mechanism)
+            assert more["device_hours"] >= fewer.of(mechanism)["device_hours"] * (1 - 1e-9)
+            assert more["update_seconds"]["arithmetic"] <= found["update_seconds"]["arithmetic"]
 
 
-def test_sharded_noise_is_drawn_by_all_and_a_run_without_noise_draws_none():
-    whole = CLUSTER.update_seconds(IMAGENET)
-    shares = dataclasses.replace(CLUSTER, sharded=True).update_seconds(IMAGENET)
-    assert shares == whole | {"noise": pytest.approx(whole["noise"] / 32, rel=1e-5)}
-    assert CLUSTER.update_seconds(IMAGENET.replace(noise_multiplier=0.0)) == whole | {"noise": 0.0}
+def test_noise_is_drawn_by_all_devices_and_a_run_without_noise_draws_none():
+    shared, alone = (dataclasses.replace(CLUSTER, devices=count).update_seconds(IMAGENET) for count in (32, 1))
+    assert shared["noise"] == pytest.approx(alone["noise"] / 32, rel=1e-5)
+    assert CLUSTER.update_seconds(IMAGENET.replace(noise_multiplier=0.0)) == shared | {"noise": 0.0}
 
 
 def test_where_less_is_known_less_is_counted():
@@ -269,7 +266,10 @@ def test_a_recipe_on_many_devices_has_time_cost_and_what_bounds_them(capsys):
     assert run([*words, "--reading", "1", "--price", "2", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     parts, count = facts["update_seconds"], facts["num_parameters"]
-    assert parts["noise"] == pytest.approx(count * facts["noise_seconds_per_million"] / 1e6) and parts["noise"] > 0
+    assert (
+        parts["noise"] == pytest.approx(-(-count // 4) * facts["noise_seconds_per_million"] / 1e6)
+        and parts["noise"] > 0
+    )
     assert parts["reduction"] == pytest.approx(2 * 3 / 4 * 4 * count / 200e9)
     assert parts["reading"] == pytest.approx(-(-facts["batch_size"] // 4) * 8 * 8 / 1e9)
     assert facts["cost"] == pytest.approx(2 * facts["device_hours"]) and facts["bound_by"] in parts

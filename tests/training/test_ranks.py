@@ -1,16 +1,11 @@
 """Many ranks compute what one process does, and count it once."""
 
-import dataclasses
 import json
-import os
-import signal
-import time
 
 import pytest
 import torch
 
-from sfumato.errors import InputError, MachineError
-from sfumato.run_folder import launch, ledger
+from sfumato.run_folder import ledger
 from sfumato.run_folder.checkpoint import Checkpoints
 from tests.auditing.planted.plants import Edit
 from tests.training import faults

@@ -18,6 +18,7 @@ _REPLACE_BATCH_NORM = (
 )
 # So many made-up images are tried before a parameter is said to receive no gradient.
 _IMAGES = 12
+_SHARDING = {"DTensor", "FSDPModule", "FullyShardedDataParallel"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +55,8 @@ def findings(model: nn.Module, example_input: torch.Tensor) -> list[Finding]:
     Raises:
         InputError: If the model cannot be copied, or fails on such images.
     """
+    if sharded := list(_sharded(model)):  # which cannot be copied either
+        return sharded
     with random_state_kept(example_input):
         with refusing("the model cannot be copied", "Keep what cannot be outside of its modules.", Exception):
             probe = copy.deepcopy(model).train()
@@ -85,6 +88,7 @@ def layer_findings(model: nn.Module) -> Iterator[Finding]:
     """Layers, in the mode that they are in, that mix examples or keep something of them; parameters that nothing can
     be done with.
     """
+    yield from _sharded(model)
     for path, module in model.named_modules():
         kind = type(module).__name__
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
@@ -106,6 +110,16 @@ def layer_findings(model: nn.Module) -> Iterator[Finding]:
     if not any(parameter.requires_grad for parameter in model.parameters()):
         reason = "has no trainable parameter"
         yield Finding("", type(model).__name__, reason, "Set requires_grad on what is to be trained.")
+
+
+def _sharded(model: nn.Module) -> Iterator[Finding]:
+    """Modules whose parameters torch shards over processes: gathered for a forward pass, they end the process."""
+    for path, module in model.named_modules():
+        parameters = module.parameters(recurse=False)
+        names = {base.__name__ for kind in (type(module), *map(type, parameters)) for base in kind.__mro__}
+        if found := sorted(names & _SHARDING):  # by name: their modules take a second to import
+            reason = f"is sharded over processes ({found[0]}), so no process has an example's whole gradient"
+            yield Finding(path, type(module).__name__, reason, "Give the model as it was before that.")
 
 
 def _gradient_findings(probe: nn.Module, example_input: torch.Tensor) -> Iterator[Finding]:

@@ -28,7 +28,6 @@ class Price:
         num_parameters: P, how many train, as float32.
         noise_seconds_per_million: Seconds that the noise of a million of them takes.
         image_bytes: Of one image as it is stored.
-        sharded: Whether each device holds, and draws the noise of, P / D parameters; else the first draws it for all.
     """
 
     views: int = 1
@@ -40,16 +39,14 @@ class Price:
     num_parameters: int = 0
     noise_seconds_per_million: float = 0.0
     image_bytes: int = 0
-    sharded: bool = False
 
     def update_seconds(self, mechanism: Mechanism) -> dict[str, float | None]:
         """Seconds of each part of an update with the expected batch B; None: not counted.
 
         - arithmetic: of the largest share of the batch, B / D rounded up, at `throughput`.
-        - reduction: the clipped sum goes to the first device, and what is released goes back to all; `sharded`, each
-          device gets its part of the sum and hands its part of the weights on. In a ring either moves 2 (D - 1) / D
-          times 4 P bytes through each device.
-        - noise: of all coordinates on one device, or of P / D on each.
+        - reduction: each device gets its part of the clipped sum, and hands on what it releases of it. In a ring that
+          moves 2 (D - 1) / D times 4 P bytes through each device.
+        - noise: of P / D coordinates, rounded up, on each device.
         - reading: of the share's stored images.
         """
         share = -(-mechanism.batch_size // self.devices)
@@ -58,7 +55,7 @@ class Price:
             parts["arithmetic"] = share * self.views / self.throughput
         if self.bandwidth is not None:
             moved = 2 * (self.devices - 1) / self.devices * _FLOAT_BYTES * self.num_parameters
-            drawn = -(-self.num_parameters // self.devices) if self.sharded else self.num_parameters
+            drawn = -(-self.num_parameters // self.devices)
             parts["reduction"] = moved / (_GB * self.bandwidth)
             parts["noise"] = drawn * self.noise_seconds_per_million / 1e6 if mechanism.noise_multiplier else 0.0
         if self.reading is not None:
