@@ -31,6 +31,7 @@ from sfumato.json_record import pick
 from sfumato.models.small import LeNet
 from sfumato.randomness import derived, digest, key_from_seed, new_key
 from sfumato.run_folder.files import lock, read_json, write_atomically
+from sfumato.run_folder.launch import is_under_torchrun
 from sfumato.training.process import keep_freed_memory
 
 _CHUNK = 8
@@ -82,6 +83,8 @@ def audit_membership(
         InputError: If an argument is out of range, MNIST is missing, the models are too few for any bound above 0,
             or the folder is that of another audit.
     """
+    if output is None and is_under_torchrun():
+        raise InputError("processes share an audit in a folder: give --output, or leave out torchrun.")
     num_examples = whole("num_examples", num_examples, *toy_task.NUM_EXAMPLES)
     delta = 1 / num_examples if delta is None else delta
     require_levels(delta, confidence, epsilon, LEAST_TARGET)

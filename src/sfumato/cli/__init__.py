@@ -25,7 +25,7 @@ def main() -> None:
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, stop)
-    if os.environ.get("TORCHELASTIC_RUN_ID") and os.environ.get("RANK") != "0":
+    if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK") != "0":
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (what the ranks of one run found, the first one says)
     # Imports and traces make half a million objects that stay: to look through them for garbage takes a sixth of the
     # computing of a short run.
@@ -73,5 +73,6 @@ def _fail(status: int, message: str) -> int:
     from sfumato.cli.output import plain
 
     one_line = plain(" ".join(message.split()))
-    print(f"error: {one_line}", file=sys.stderr)
+    rank = os.environ.get("RANK", "0") if "TORCHELASTIC_RUN_ID" in os.environ else "0"
+    print(f"error{'' if rank == '0' else f' of rank {rank}'}: {one_line}", file=sys.stderr)
     return status

@@ -6,6 +6,7 @@ owner's notes; the ledger's first line; checkpoint 0, with all that is drawn onc
 
 import datetime
 import glob
+import os
 import secrets
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -282,8 +283,19 @@ def refuse_other_files(folder: Path) -> None:
             raise InputError(f"{folder} holds {path.name} and no run: nothing to resume. Name a run's folder.")
 
 
+def is_under_torchrun() -> bool:
+    """Whether torchrun started this process, as one of several."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
 def new_folder(name: str) -> Path:
-    """runs/<recipe>-<UTC time>-<4 hex>."""
+    """runs/<recipe>-<UTC time>-<4 hex>.
+
+    Raises:
+        InputError: Under torchrun, whose processes would each make up a name, and another one after a restart.
+    """
+    if is_under_torchrun():
+        raise InputError("under torchrun a folder is named, for all processes and restarts: give --output, --resume.")
     now = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
     return Path("runs") / f"{name.replace('/', '-')}-{now}-{secrets.token_hex(2)}"
 

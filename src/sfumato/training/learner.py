@@ -23,12 +23,13 @@ from sfumato.json_record import pick
 from sfumato.models.weights import Weights
 from sfumato.planning.resolve import Plan
 from sfumato.randomness import Stream
+from sfumato.run_folder.launch import is_under_torchrun
 from sfumato.training.features import features_of
 from sfumato.training.network import Network
 from sfumato.training.process import keep_freed_memory
 from sfumato.training.state import State
 from sfumato.training.step import OrdinaryStep, PrivateStep, Randomness, Rows
-from sfumato.training.world import World, is_under_torchrun
+from sfumato.training.world import World
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,7 +34,7 @@ from sfumato.training.features import ROWS
 from sfumato.training.learner import Learner, pick_device
 from sfumato.training.logs import Progress, watching
 from sfumato.training.step import draw
-from sfumato.training.world import is_under_torchrun, world_here
+from sfumato.training.world import world_here
 
 _EQUAL = "equal seeds give equal runs, which say nothing of the spread"
 
@@ -108,8 +108,6 @@ def train(
     parsed = recipe_of(recipe, settings if epsilon is None else {**settings, "privacy.target_epsilon": epsilon})
     if output is None and resume:
         raise InputError("a run to go on with is named by its folder: give output.")
-    if output is None and is_under_torchrun():
-        raise InputError("torchrun starts a run again in the folder where it was: name one by --output, with --resume.")
     folder = launch.new_folder(name_of(recipe)) if output is None else Path(output)
     is_noted = resume and data_root is None and parsed.data.path is None
     noted = files.read_place(folder, files.DATA_ROOT_FILE) if is_noted else None

@@ -8,6 +8,7 @@ own part of it (De et al. 2022, Lemma A.1).
 import contextlib
 import ctypes
 import datetime
+import itertools
 import math
 import os
 import pickle
@@ -22,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from sfumato.errors import InputError, MachineError, first_line
+from sfumato.run_folder.launch import is_under_torchrun
 from sfumato.training.noise import BLOCK
 
 Value = TypeVar("Value")
@@ -32,6 +34,8 @@ _BUCKET = 1 << 20
 """Coordinates that are reduced at once: while one bucket travels, noise is added to the one before."""
 _GRACE = 60.0
 """Seconds in which a rank that lost the others ends, or torchrun kills it."""
+_WORLDS = itertools.count()
+"""Of this process, one after another."""
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG, of prctl.h
 
 
@@ -128,10 +132,15 @@ class Ranks(World):
     def __init__(self, device: torch.device, timeout: float, sharded: bool) -> None:
         end_with_parent()
         store, self.rank, self.size = next(iter(dist.rendezvous("env://")))
-        if os.environ.get("GROUP_WORLD_SIZE") == "1":  # the agent's store has what the last attempt wrote there
-            store = dist.PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-        self._store, self._device, self._met = dist.PrefixStore("sfumato", store), device, 0
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        # The agent's store has what the last attempt wrote there. How often several agents restarted differs.
+        is_alone = os.environ.get("GROUP_WORLD_SIZE") == "1"
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT") if is_alone else None
+        store = dist.PrefixStore(f"sfumato {next(_WORLDS)} {attempt}", store)
+        self._store, self._met = dist.PrefixStore("met", store), 0
+        backend = "gloo"
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            backend = "cpu:gloo,cuda:nccl"
         with self._lost():
             dist.init_process_group(
                 backend,
@@ -293,11 +302,6 @@ def _length(span: slice) -> int:
 def world_here(device: torch.device, timeout: float, sharded: bool) -> World:
     """The ranks that torchrun started this process with; else this process alone."""
     return Ranks(device, timeout, sharded) if is_under_torchrun() else World()
-
-
-def is_under_torchrun() -> bool:
-    """Whether torchrun started this process."""
-    return dist.is_torchelastic_launched()
 
 
 def end_with_parent() -> None:
