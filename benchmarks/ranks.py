@@ -144,7 +144,8 @@ from torch import nn
 class Double(nn.Module):
     def __init__(self, num_classes, **options):
         super().__init__()
-        layers = nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8192, num_classes)
+        head = nn.Linear(8192, num_classes)
+        layers = nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.ReLU(), nn.Flatten(), head
         self.layers = nn.Sequential(*layers).double()
 
     def forward(self, images):
