@@ -125,10 +125,7 @@ def test_what_may_change_while_a_run_goes_on_is_marked_on_its_field():
         "run.log",
         "run.log_private",
         "run.issuer",
-        *(f"training.{key
-        "training.rank_timeout",
-        "training.shard_state",
-    }" for key in ("microbatch_size", "engine", "compile")),
+        *(f"training.{key}" for key in ("microbatch_size", "engine", "compile", "rank_timeout", "shard_state")),
         *(f"training.{key}_every" for key in ("evaluate", "checkpoint", "norm_histogram")),
     }
 
