@@ -149,7 +149,15 @@ def profiled(out: Findings, call: Callable[[], Any]) -> None:
         out(**{kind: sorted(found, key=lambda row: row[3], reverse=True)[:25]})
 
 
-def product_updates(out: Findings, microbatch_size: int | None) -> None:
+def ranks(out: Findings) -> None:
+    """Updates by one process, and by one rank of NCCL under torchrun: what the seam for many ranks costs."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "--no-python"]
+    for name, launcher in (("none", []), ("torchrun", torchrun)):
+        with out.about(loop="product", precision="bf16", launcher=name) as found:
+            product_updates(found, out.size(64, 8), launcher)
+
+
+def product_updates(out: Findings, microbatch_size: int | None, launcher: Iterable[str] = ()) -> None:
     """On made-up files of SVHN, whose checksums are not looked at: its images have the shape of CIFAR-10's."""
     started = "from torchvision.datasets import SVHN; SVHN._check_integrity = lambda self: True"
     started += "; from sfumato import cli; cli.main()"
@@ -164,7 +172,7 @@ def product_updates(out: Findings, microbatch_size: int | None) -> None:
         for part, count in (("train", 73_257), ("test", 26_032)):
             images = draw(256, size=(32, 32, 3, count), dtype=np.uint8)
             savemat(f"{folder}/{part}_32x32.mat", {"X": images, "y": draw(1, 11, size=(count, 1))})
-        command = [sys.executable, "-c", started, "train", "de2022/cifar10-wrn-16-4-eps-1", "--json"]
+        command = [*launcher, sys.executable, "-c", started, "train", "de2022/cifar10-wrn-16-4-eps-1", "--json"]
         command += ["--device", out.device, "--data-root", folder, "--output", f"{folder}/run"]
         command += [part for setting in settings.split() for part in ("--set", setting)]
         torch.cuda.empty_cache()  # the other process needs it
