@@ -208,7 +208,8 @@ class _Run:
         """All that is drawn once, in checkpoint 0; or what the newest checkpoint has."""
         found = None if self.started is None else self.started.checkpoint
         is_new, word, took_part = self.world.same(lambda: (found is None, *self._drawn_once()))
-        self.learner.initialise(word, took_part, None if found is None else found.state)
+        with self.world.together():  # features of all images may take one machine an hour longer than another
+            self.learner.initialise(word, took_part, None if found is None else found.state)
         here: tuple[int, int, float] = (0, 0, 0.0)
         if found is not None:
             here = found.num_releases, found.step, found.facts["seconds"]
