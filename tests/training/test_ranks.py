@@ -1,6 +1,9 @@
 """Many ranks compute what one process does, and count it once."""
 
 import json
+import os
+import signal
+import time
 
 import pytest
 import torch
@@ -44,7 +47,8 @@ def modules(tmp_path_factory):
 
 def command(modules, folder, **changes):
     settings = {key.replace("__", "."): value for key, value in changes.items()}
-    words = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    told = {key: "" if value is None else json.dumps(value) for key, value in settings.items()}
+    words = [word for key, value in told.items() for word in ("--set", f"{key}={value}")]
     return ["train", str(modules / "recipe.toml"), *words, "--output", str(folder), "--resume", "--trust", "nets"]
 
 
@@ -125,3 +129,53 @@ def test_a_fault_in_the_distributed_step_shows(alone, tmp_path, modules, fault):
         assert faults.join(ranks) == [1, 1]
     else:
         assert faults.join(ranks) == [0, 0] and distance(tmp_path / "run", alone / "3") > 1e-3
+
+
+SLOWLY = Edit("training.loop:_Run._counted", "self._started.append(", "time.sleep(0.1)\n    self._started.append(")
+
+
+def stopped(ranks, folder, rank, number):
+    """A signal to one rank once there are releases: exit statuses."""
+    until = time.monotonic() + 60
+    path = folder / ledger.LEDGER_FILE
+    while not path.exists() or path.read_bytes().count(b"\n") < 4:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    os.kill(ranks[rank].pid, number)
+    return faults.join(ranks)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_stop_of_any_rank_is_one_of_all_and_loses_nothing(alone, tmp_path, modules, rank):
+    folder = tmp_path / "run"
+    words = command(modules, folder, training__shard_state=True)
+    ranks = faults.start_ranks(2, words, modules=modules, edits=[SLOWLY])
+    assert stopped(ranks, folder, rank, signal.SIGTERM) == [1, 1]
+    assert 3 <= lines(folder).num_releases == Checkpoints(folder / "owner" / "checkpoints").newest().num_releases < 20
+    assert faults.run(command(modules, folder), modules=modules) == 0  # one process goes on
+    assert distance(folder, alone / "20") < 1e-9
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_ends_the_others_and_what_it_lost_is_counted(tmp_path, modules, rank):
+    folder, log, words = tmp_path / "run", tmp_path / "log", {"run__seed": None, "training__checkpoint_every": 2}
+    ranks = faults.start_ranks(2, command(modules, folder, **words), modules=modules, edits=[SLOWLY], log=log)
+    statuses = stopped(ranks, folder, rank, signal.SIGKILL)
+    assert statuses[rank] == -signal.SIGKILL and statuses[1 - rank] == 1
+    assert f"rank {1 - rank} of 2 lost the others" in log.read_text()
+    counted, newest = lines(folder).num_releases, Checkpoints(folder / "owner" / "checkpoints").newest()
+    assert newest.num_releases <= counted <= newest.num_releases + 4
+    ranks = faults.start_ranks(3, command(modules, folder, **words), modules=modules)
+    assert faults.join(ranks) == [0, 0, 0]
+    claim = json.loads((folder / "privacy.json").read_text())
+    assert claim["private"] and claim["ledger_lines"] == 21 and lines(folder).num_releases == 20
+    assert claim["num_lost"] == counted - newest.num_releases == 20 - claim["num_applied"]
+    assert lines(folder).releases[-1].launch == 2
+
+
+def test_wrong_input_of_one_rank_is_one_line_for_all(tmp_path, modules):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine.txt").write_text("mine")
+    log = tmp_path / "log"
+    assert faults.join(faults.start_ranks(2, command(modules, tmp_path / "run"), modules=modules, log=log)) == [2, 2]
+    assert log.read_text().count("error") == 1 and "holds mine.txt" in log.read_text()

@@ -36,6 +36,8 @@ _GRACE = 60.0
 """Seconds in which a rank that lost the others ends, or torchrun kills it."""
 _WORLDS = itertools.count()
 """Of this process, one after another."""
+_LONGEST = 1000
+"""Bytes of a refusal that are handed on."""
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG, of prctl.h
 
 
@@ -157,17 +159,18 @@ class Ranks(World):
         try:
             yield
         except InputError as error:
-            said = str(error) or " "
+            said = str(error)
         # Not a collective: to read images may take one rank an hour longer than another.
         self._met += 1
-        self._store.set(f"{self._met} {self.rank}", said)
+        self._store.set(f"{self._met} {self.rank}", "")
         names = [f"{self._met} {rank}" for rank in range(self.size)]
         with self._lost():
             while not self._store.check(names):
                 time.sleep(0.02)
-            refusals = [said for said in map(bytes.decode, map(self._store.get, names)) if said]
-        if refusals:
-            refusal = InputError(refusals[0])
+        if self.any(bool(said))[0]:
+            line = said.encode()[:_LONGEST].ljust(_LONGEST)
+            every = self.gather(torch.tensor([[*line]], dtype=torch.uint8)).tolist()
+            refusal = InputError(next(filter(None, (bytes(each).decode(errors="ignore").strip() for each in every))))
             refusal.is_said = not self.is_first
             raise refusal
 
