@@ -15,8 +15,10 @@ import pickle
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
@@ -32,12 +34,11 @@ Part = Callable[[torch.Tensor, int], torch.Tensor]
 
 _BUCKET = 1 << 20
 """Coordinates that are reduced at once: while one bucket travels, noise is added to the one before."""
+_PAUSE = 0.1
 _GRACE = 60.0
 """Seconds in which a rank that lost the others ends, or torchrun kills it."""
 _WORLDS = itertools.count()
 """Of this process, one after another."""
-_LONGEST = 1000
-"""Bytes of a refusal that are handed on."""
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG, of prctl.h
 
 
@@ -133,46 +134,50 @@ class Ranks(World):
 
     def __init__(self, device: torch.device, timeout: float, sharded: bool) -> None:
         end_with_parent()
-        store, self.rank, self.size = next(iter(dist.rendezvous("env://")))
+        self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        patience = datetime.timedelta(seconds=timeout)
+        with self._lost():  # the library's own patience is half an hour
+            store = next(iter(dist.rendezvous("env://", timeout=patience)))[0]
         # The agent's store has what the last attempt wrote there. How often several agents restarted differs.
         is_alone = os.environ.get("GROUP_WORLD_SIZE") == "1"
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT") if is_alone else None
         store = dist.PrefixStore(f"sfumato {next(_WORLDS)} {attempt}", store)
-        self._store, self._met = dist.PrefixStore("met", store), 0
         backend = "gloo"
         if device.type == "cuda":
             torch.cuda.set_device(device)
             backend = "cpu:gloo,cuda:nccl"
         with self._lost():
-            dist.init_process_group(
-                backend,
-                store=store,
-                rank=self.rank,
-                world_size=self.size,
-                timeout=datetime.timedelta(seconds=timeout),
-            )
+            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=patience)
+            self._meeting = dist.new_group(timeout=patience, backend="gloo")
         self.is_sharded, self.patience = sharded, timeout + _GRACE
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        said = ""
-        try:
-            yield
-        except InputError as error:
-            said = str(error)
-        # Not a collective: to read images may take one rank an hour longer than another.
-        self._met += 1
-        self._store.set(f"{self._met} {self.rank}", "")
-        names = [f"{self._met} {rank}" for rank in range(self.size)]
-        with self._lost():
-            while not self._store.check(names):
-                time.sleep(0.02)
-        if self.any(bool(said))[0]:
-            line = said.encode()[:_LONGEST].ljust(_LONGEST)
-            every = self.gather(torch.tensor([[*line]], dtype=torch.uint8)).tolist()
-            refusal = InputError(next(filter(None, (bytes(each).decode(errors="ignore").strip() for each in every))))
+        said, done, left = "", threading.Event(), threading.Event()
+        with ThreadPoolExecutor(1) as thread, contextlib.ExitStack() as leaving:
+            leaving.callback(left.set)
+            met = thread.submit(self._meet, done, left)
+            try:
+                yield
+            except InputError as error:
+                said = str(error)
+            done.set()
+            met.result()
+        refusals = self.gather(torch.frombuffer(bytearray(f"{said}\0", "utf-8"), dtype=torch.uint8))
+        for line in filter(None, refusals.numpy().tobytes().decode().split("\0")):
+            refusal = InputError(line)
             refusal.is_said = not self.is_first
             raise refusal
+
+    def _meet(self, done: threading.Event, left: threading.Event) -> None:
+        """Until every rank is done with its block. To read images may take one rank an hour longer than another, so
+        they ask each other meanwhile, in a group of their own: one that is lost is missed, and one that is slow is not.
+        """
+        all_done = torch.zeros(1, dtype=torch.uint8)
+        while not all_done and not left.is_set():
+            all_done.fill_(done.wait(_PAUSE))
+            work = dist.all_reduce(all_done, dist.ReduceOp.MIN, self._meeting, async_op=True)
+            self._wait(work, left)
 
     def same(self, compute: Callable[[], Value]) -> Value:
         data = torch.frombuffer(bytearray(pickle.dumps(compute())), dtype=torch.uint8) if self.is_first else None
@@ -278,10 +283,12 @@ class Ranks(World):
     def close(self) -> None:
         dist.destroy_process_group()
 
-    def _wait(self, work: Any) -> None:
+    def _wait(self, work: Any, left: threading.Event | None = None) -> None:
         pause = 2e-5
         with self._lost():
             while not work.is_completed():
+                if left is not None and left.is_set():
+                    return
                 time.sleep(pause)
                 pause = min(1.5 * pause, 2e-3)
             work.wait()
