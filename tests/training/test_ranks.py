@@ -179,3 +179,18 @@ def test_wrong_input_of_one_rank_is_one_line_for_all(tmp_path, modules):
     log = tmp_path / "log"
     assert faults.join(faults.start_ranks(2, command(modules, tmp_path / "run"), modules=modules, log=log)) == [2, 2]
     assert log.read_text().count("error") == 1 and "holds mine.txt" in log.read_text()
+
+
+def test_a_rank_that_reaches_no_other_ends_in_time(tmp_path, modules):
+    here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1, "WORLD_SIZE": 2, "RANK": 1, "TORCHELASTIC_RUN_ID": "test"}
+    log, words = tmp_path / "log", command(modules, tmp_path / "run", training__rank_timeout=1)
+    assert faults.join([faults.start(words, modules=modules, log=log, environment=[*here.items()])]) == [1]
+    assert "rank 1 of 2 lost the others" in log.read_text()
+
+
+def test_a_rank_that_dies_while_each_reads_images_is_missed(tmp_path, modules):
+    dies = "import os; os.environ['RANK'] == '1' and os._exit(1)"
+    edit = Edit("training.loop:train", "files.refuse_name(folder)", f"exec({dies!r})\n        time.sleep(2)")
+    log, words = tmp_path / "log", command(modules, tmp_path / "run")
+    assert faults.join(faults.start_ranks(2, words, modules=modules, log=log, edits=[edit])) == [1, 1]
+    assert "rank 0 of 2 lost the others" in log.read_text()

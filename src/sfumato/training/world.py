@@ -148,7 +148,7 @@ class Ranks(World):
             backend = "cpu:gloo,cuda:nccl"
         with self._lost():
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=patience)
-            self._meeting = dist.new_group(timeout=patience, backend="gloo")
+            self._meeting: Any = dist.new_group(timeout=patience, backend="gloo")
         self.is_sharded, self.patience = sharded, timeout + _GRACE
 
     @contextlib.contextmanager
