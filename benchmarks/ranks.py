@@ -1,12 +1,13 @@
 """What many ranks cost and hold: whole updates through the command, on random images.
 
-    python -m benchmarks.ranks weak [--rounds 3] [--other CHECKOUT]
+    python -m benchmarks.ranks weak [--rounds 3] [--other CHECKOUT] [--four]
     python -m benchmarks.ranks agree
     python -m benchmarks.ranks state
 
 `weak`: WRN-16-4, 32 examples a core, all drawn at each update: one process on one core, and two ranks under torchrun on
-a core each, in turns; with --other, one process of another checkout, too. Prints the median seconds of an update, the
-efficiency (of one over of two), and how much of a core others had meanwhile. Nothing else should run.
+a core each, in turns; with --other, one process of another checkout, too; with --four, four ranks on the two cores.
+Prints the median seconds of an update, the efficiency (of one over of two), how much of a core others had meanwhile,
+and what `sfumato.scaling.cost` computes from the one process's time. Nothing else should run.
 
 `agree`: how far the parameters of seeded runs on 1, 2 and 4 ranks lie apart, relative: 20 updates in float64 and one in
 float32, with state whole and sharded, at other microbatch sizes.
@@ -31,20 +32,23 @@ import torch
 from PIL import Image
 
 from benchmarks.machine import machine
+from sfumato.accounting.mechanism import Mechanism
 from sfumato.config import parse
 from sfumato.data.catalogue import Facts
 from sfumato.models import registry
 from sfumato.planning.resolve import resolve
 from sfumato.run_folder.checkpoint import Checkpoints
+from sfumato.scaling.cost import Price, noise_seconds_per_million
 from sfumato.training.state import State
 from sfumato.training.world import Ranks, World
 
 HERE = Path(__file__).parents[1]
 EACH = 32
 STEPS = 14
+NETWORK, SHAPE = {"depth": 16, "width": 4}, {"image_size": 32, "channels": 3, "num_classes": 2}
 SETTINGS = {
     "model.name": "wide_resnet",
-    "model.options": {"depth": 16, "width": 4},
+    "model.options": NETWORK,
     "augmentation.kind": "none",
     "augmentation.augmult": 0,
     "privacy.noise_multiplier": 1.0,
@@ -56,7 +60,8 @@ SETTINGS = {
     "training.norm_histogram_every": 1,  # a line of metrics_private.jsonl for each update
     "run.seed": 3,
 }
-PINNED = 'exec taskset -c "${LOCAL_RANK:-0}" "$0" -m sfumato "$@"'
+PINNED = 'exec taskset -c $((${LOCAL_RANK:-0} % 2)) "$0" -m sfumato "$@"'
+BANDWIDTH = 1.0  # GB a second: two ranks here add up 2.75 million numbers in 10 ms
 
 
 def main() -> None:
@@ -64,10 +69,11 @@ def main() -> None:
     parser.add_argument("what", choices=("weak", "agree", "state"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--other", type=Path)
+    parser.add_argument("--four", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         if options.what == "weak":
-            rows = weak(Path(place), options.rounds, options.other)
+            rows = weak(Path(place), options.rounds, options.other, options.four)
         else:
             rows = agree(Path(place)) if options.what == "agree" else state()
     for row in [*rows, {"machine": machine()}]:
@@ -119,9 +125,10 @@ def busy() -> tuple[float, float]:
     return everybody, sum(use.ru_utime + use.ru_stime for use in own)
 
 
-def weak(place: Path, rounds: int, other: Path | None) -> list[dict[str, Any]]:
-    folders = {count: images(place / f"images-{count}", EACH * count) for count in (1, 2)}
-    kinds = {"one": (1, HERE), "two": (2, HERE)} | ({} if other is None else {"other": (1, other.resolve())})
+def weak(place: Path, rounds: int, other: Path | None, four: bool) -> list[dict[str, Any]]:
+    folders = {count: images(place / f"images-{count}", EACH * count) for count in (1, 2, 4)}
+    kinds = {"one": (1, HERE), "two": (2, HERE)} | ({"four": (4, HERE)} if four else {})
+    kinds |= {} if other is None else {"other": (1, other.resolve())}
     rows = []
     for number in range(rounds):
         row: dict[str, Any] = {"round": number}
@@ -135,7 +142,19 @@ def weak(place: Path, rounds: int, other: Path | None) -> list[dict[str, Any]]:
         rows.append(row | {"efficiency": round(row["one"] / row["two"], 3)})
     medians = {name: statistics.median(row[name] for row in rows) for name in kinds}
     efficiency = statistics.median(row["efficiency"] for row in rows)
-    return [*rows, {"median": medians, "efficiency": efficiency}]
+    noise = noise_seconds_per_million()
+    parameters = sum(
+        value.numel() for value in registry.build("wide_resnet", **SHAPE, options=NETWORK, seed=0).parameters()
+    )
+    known = {"num_parameters": parameters, "noise_seconds_per_million": noise, "bandwidth": BANDWIDTH}
+    throughput = EACH / (medians["one"] - parameters * noise / 1e6)
+    computed = {}
+    for name, (ranks, checkout) in kinds.items():
+        if checkout == HERE:
+            price = Price(throughput=throughput * min(1, 2 / ranks), devices=ranks, **known)
+            parts = price.update_seconds(Mechanism(EACH * ranks, EACH * ranks, 1.0, 1))
+            computed[name] = round(sum(part or 0.0 for part in parts.values()), 4)
+    return [*rows, {"median": medians, "efficiency": efficiency, "computed": computed}]
 
 
 DOUBLE = """
