@@ -36,6 +36,8 @@ training = {batch_size = 64, num_steps = 20, evaluate_every = 10}
 run = {seed = 3}
 """
 
+SLOW = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory):
@@ -78,7 +80,8 @@ def alone(tmp_path_factory, modules):
 
 
 @pytest.mark.parametrize(
-    ("size", "sharded", "microbatch_size"), [(2, False, 7), (2, True, 32), (4, False, 32), (4, True, 5)]
+    ("size", "sharded", "microbatch_size"),
+    [(2, False, 7), (4, True, 5), *(pytest.param(*others, marks=SLOW) for others in ((2, True, 32), (4, False, 32)))],
 )
 def test_any_number_of_ranks_ends_with_the_parameters_of_one(alone, tmp_path, modules, size, sharded, microbatch_size):
     changes = {"training__shard_state": sharded, "training__microbatch_size": microbatch_size}
@@ -120,8 +123,10 @@ FAULTS = {
     ),
 }
 
+QUICK = ("a rank left out", "noise on every rank summed", "ranks with different draws", "a stale copy")
 
-@pytest.mark.parametrize("fault", FAULTS)
+
+@pytest.mark.parametrize("fault", [pytest.param(name, marks=() if name in QUICK else SLOW) for name in FAULTS])
 def test_a_fault_in_the_distributed_step_shows(alone, tmp_path, modules, fault):
     words = command(modules, tmp_path / "run", training__num_steps=3, training__shard_state=True)
     ranks = faults.start_ranks(2, words, modules=modules, edits=[FAULTS[fault]])
@@ -145,7 +150,7 @@ def stopped(ranks, folder, rank, number):
     return faults.join(ranks)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=SLOW), 1])
 def test_a_stop_of_any_rank_is_one_of_all_and_loses_nothing(alone, tmp_path, modules, rank):
     folder = tmp_path / "run"
     words = command(modules, folder, training__shard_state=True)
@@ -156,7 +161,7 @@ def test_a_stop_of_any_rank_is_one_of_all_and_loses_nothing(alone, tmp_path, mod
     assert distance(folder, alone / "20") < 1e-9
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=SLOW)])
 def test_a_rank_that_is_killed_ends_the_others_and_what_it_lost_is_counted(tmp_path, modules, rank):
     folder, log, words = tmp_path / "run", tmp_path / "log", {"run__seed": None, "training__checkpoint_every": 2}
     ranks = faults.start_ranks(2, command(modules, folder, **words), modules=modules, edits=[SLOWLY], log=log)
