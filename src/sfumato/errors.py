@@ -14,7 +14,7 @@ class InputError(ValueError):
     The message is one line: the object, the reason, the remedy.
 
     Attributes:
-        is_said: By another rank of the same run.
+        is_said: By the first rank of the same run, so that this one need not.
     """
 
     is_said = False

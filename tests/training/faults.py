@@ -54,16 +54,14 @@ def start(
     return process
 
 
-def start_ranks(size: int, arguments: list[str], **options) -> list[multiprocessing.Process]:
-    """The ranks of a run, as torchrun starts them. Options as of `start`."""
+def start_ranks(size: int, *arguments: list[str], **options) -> list[multiprocessing.Process]:
+    """The ranks of a run, as torchrun starts them, with the same arguments or each with its own. Options as of `start`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": size, "TORCHELASTIC_RUN_ID": "test"}
-    return [
-        start(arguments, environment=[*(shared | {"RANK": rank, "LOCAL_RANK": rank}).items()], **options)
-        for rank in range(size)
-    ]
+    own = [[*(shared | {"RANK": rank, "LOCAL_RANK": rank}).items()] for rank in range(size)]
+    return [start(arguments[rank % len(arguments)], environment=own[rank], **options) for rank in range(size)]
 
 
 def join(processes: list[multiprocessing.Process]) -> list[int | None]:

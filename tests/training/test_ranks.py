@@ -5,8 +5,10 @@ import os
 import signal
 import time
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from sfumato.run_folder import ledger
 from sfumato.run_folder.checkpoint import Checkpoints
@@ -28,11 +30,11 @@ class Double(nn.Module):
 RECIPE = """
 data = {name = "digits"}
 model = {name = "nets:Double"}
-augmentation = {kind = "flip", augmult = 2}
+augmentation = {kind = "flip", augmult = 2, test_views = 3}
 privacy = {noise_multiplier = 0.5, delta = 1e-5}
 optimizer = {learning_rate = 1.0, momentum = 0.9}
 ema = {decay = [0.9, 0.5]}
-training = {batch_size = 64, num_steps = 20, evaluate_every = 10}
+training = {batch_size = 64, num_steps = 20, evaluate_every = 10, norm_histogram_every = 7}
 run = {seed = 3}
 """
 
@@ -66,16 +68,31 @@ def distance(folder, other):
     return max(float((one - two).norm() / two.norm()) for one, two in pairs)
 
 
+def told(folder):
+    """What is said of accuracies, and noted for the owner: what is equal, and what is rounded."""
+    result = json.loads((folder / "result.json").read_text())
+    notes = list(map(json.loads, (folder / "owner" / "metrics_private.jsonl").read_text().splitlines()))
+    histograms = [note["norms"] for note in notes if "norms" in note]
+    equal = [result[key] for key in ("test_views", "accuracy_augtest_vote", "accuracy_augtest_mean")]
+    equal += [(folder / "metrics.jsonl").read_text(), *(each["counts"] for each in histograms)]
+    rounded = [note[key] for note in notes for key in ("loss", "grad_norm", "clipped_square", "clipped_fraction")]
+    return equal, rounded + [each["signal_to_noise"] for each in histograms]
+
+
 def lines(folder):
     return ledger.read(folder / ledger.LEDGER_FILE)
 
 
+ORDINARY = {"training__num_steps": 5, "optimizer__max_grad_norm": 0.1}
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory, modules):
-    """The same runs by one process: of 20 updates, and of 3."""
+    """The same runs by one process: of 20 updates, of 3, and of ordinary ones."""
     folder = tmp_path_factory.mktemp("alone")
     for steps in (20, 3):
         assert faults.run(command(modules, folder / str(steps), training__num_steps=steps), modules=modules) == 0
+    assert faults.run([*command(modules, folder / "ordinary", **ORDINARY), "--non-private"], modules=modules) == 0
     return folder
 
 
@@ -90,8 +107,14 @@ def test_any_number_of_ranks_ends_with_the_parameters_of_one(alone, tmp_path, mo
     assert faults.join(ranks) == [0] * size, log.read_text()
     assert distance(tmp_path / "run", alone / "20") < 1e-9
     assert lines(tmp_path / "run").num_releases == 20
-    scores = [(folder / "metrics.jsonl").read_text() for folder in (tmp_path / "run", alone / "20")]
-    assert scores[0] == scores[1]
+    (equal, rounded), (its_equal, its_rounded) = told(tmp_path / "run"), told(alone / "20")
+    assert equal == its_equal and len(equal) == 7 and rounded == pytest.approx(its_rounded, rel=1e-9)
+
+
+def test_ordinary_training_by_ranks_is_that_of_one(alone, tmp_path, modules):
+    words = [*command(modules, tmp_path / "run", **ORDINARY, training__shard_state=True), "--non-private"]
+    assert faults.join(faults.start_ranks(3, words, modules=modules)) == [0, 0, 0]
+    assert distance(tmp_path / "run", alone / "ordinary") < 1e-9
 
 
 _WORLD = "training.world:Ranks"
@@ -157,7 +180,7 @@ def test_a_stop_of_any_rank_is_one_of_all_and_loses_nothing(alone, tmp_path, mod
     ranks = faults.start_ranks(2, words, modules=modules, edits=[SLOWLY])
     assert stopped(ranks, folder, rank, signal.SIGTERM) == [1, 1]
     assert 3 <= lines(folder).num_releases == Checkpoints(folder / "owner" / "checkpoints").newest().num_releases < 20
-    assert faults.run(command(modules, folder), modules=modules) == 0  # one process goes on
+    assert faults.join(faults.start_ranks(3, command(modules, folder), modules=modules)) == [0, 0, 0]
     assert distance(folder, alone / "20") < 1e-9
 
 
@@ -176,6 +199,39 @@ def test_a_rank_that_is_killed_ends_the_others_and_what_it_lost_is_counted(tmp_p
     assert claim["private"] and claim["ledger_lines"] == 21 and lines(folder).num_releases == 20
     assert claim["num_lost"] == counted - newest.num_releases == 20 - claim["num_applied"]
     assert lines(folder).releases[-1].launch == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("(root / 'train' / '0' / '0.png').write_bytes(b'cut')", "other images"),
+        ("values['privacy']['noise_multiplier'] = 0.1", "other recipe"),
+    ],
+)
+def test_ranks_that_would_train_otherwise_are_refused(tmp_path, modules, change, says):
+    """One file that is damaged on one machine would have another image counted twice."""
+    log, commands = tmp_path / "log", []
+    for rank in (0, 1):
+        root, values = tmp_path / str(rank), {"privacy": {"noise_multiplier": 1.0}}
+        for place in range(40):
+            own = root / ("train" if place < 32 else "valid") / str(place % 2) / f"{place}.png"
+            own.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((8, 8), place, dtype=np.uint8)).save(own)
+        if rank:
+            exec(change)
+        settings = [f"privacy.noise_multiplier={values['privacy']['noise_multiplier']}", "run.seed=3"]
+        settings += ["training.num_steps=2", "training.batch_size=16", "data.channels=1", "data.image_size=8"]
+        told = [word for setting in settings for word in ("--set", setting)]
+        commands.append(["train", "image-folder", "--data-root", str(root), "--output", str(tmp_path / "run"), *told])
+    ranks = faults.start_ranks(2, [*commands[0], "--resume"], [*commands[1], "--resume"], modules=modules, log=log)
+    assert faults.join(ranks) == [2, 2] and says in log.read_text() and not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_one_rank_does_not_see_is_refused(tmp_path, modules):
+    log, words = tmp_path / "log", [command(modules, tmp_path / name / "run") for name in ("one", "other")]
+    edit = Edit("run_folder.launch:require_sight", "+ _SEEN_WITHIN", "+ 1")
+    ranks = faults.start_ranks(2, *words, modules=modules, log=log, edits=[edit])
+    assert faults.join(ranks) == [2, 2] and "another folder here" in log.read_text()
 
 
 def test_wrong_input_of_one_rank_is_one_line_for_all(tmp_path, modules):

@@ -7,7 +7,9 @@ from torch import nn
 
 from sfumato.config import parse
 from sfumato.data.catalogue import Facts
+from sfumato.errors import InputError
 from sfumato.planning.resolve import resolve
+from sfumato.training.flat import require_one_type
 from sfumato.training.state import Ema, State, learning_rate, warmed_up_decay
 
 
@@ -100,6 +102,30 @@ def test_a_state_goes_on_bit_for_bit_from_its_tensors(given, done):
     torch.testing.assert_close(second.state_dict(), whole.state_dict(), rtol=0, atol=0)
     if "adam" in given.get("name", ""):  # without it, the correction of the bias would start anew
         assert float(second.state_dict()["optimizer"][0]["step"]) == 7
+
+
+class Two(nn.Module):
+    """Two layers alike, which one's own code may name in another order one day."""
+
+    def __init__(self, names):
+        super().__init__()
+        for name in names:
+            setattr(self, name, nn.Linear(3, 3))
+
+
+def test_a_state_is_taken_over_by_name():
+    first, second = (State(Two(names), recipe(momentum=0.9)) for names in ("ab", "ba"))
+    for step in (1, 2):
+        first.update(torch.randn_like(first.mine), step, step)
+    second.load_state_dict(first.state_dict())
+    pairs = [(state.averages[0], state.optimizer.state[state.mine]["momentum_buffer"]) for state in (first, second)]
+    for one, other in zip(*pairs, strict=True):
+        torch.testing.assert_close(second.flat.split(other), first.flat.split(one), rtol=0, atol=0)
+
+
+def test_parameters_of_two_types_are_refused():
+    with pytest.raises(InputError, match="several types: .*'0.bias' is float32 and '1.bias' is float64"):
+        require_one_type(dict(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()).named_parameters()))
 
 
 def test_averaged_weights_are_used_inside_the_block_only():

@@ -348,9 +348,9 @@ class TrainingConfig(Section):
     """Compiles the step, which takes a minute or more, and pays on a GPU or for transformers."""
     shard_state: Annotated[bool, MayChange()] = False
     """Under torchrun: each rank keeps the optimizer's memory and the averages of its share of the parameters alone."""
-    rank_timeout: Annotated[PositiveFloat, MayChange()] = 300.0
-    """Under torchrun: seconds that a rank waits for one that is not heard of before all end. More than the slowest
-    evaluation or file system takes; less, and a machine that was cut off costs less time.
+    rank_timeout: Annotated[float, Field(ge=1, le=604_800), MayChange()] = 300.0
+    """Under torchrun: seconds that a rank waits for one that is not heard of before all end. Many times as long as an
+    update, so that no large batch ends them: such ends would tell which batches were large.
     """
     evaluate_every: Annotated[PositiveInt | None, MayChange()] = None
     """Steps between two evaluations on held-out images."""

@@ -71,6 +71,8 @@ def augtest(
     model.eval()
     correct = torch.zeros(2, dtype=torch.int64)
     for indices in (torch.arange(len(images)) if chosen is None else chosen).split(max(rows // num_views, 1)):
+        if not len(indices):
+            continue
         inputs = views.of_bits(images, indices, bits[indices], device)
         outputs = model(inputs.flatten(0, 1)).float().cpu()
         decisions = decide_together(decide(outputs).view(len(indices), num_views, -1), calibration, classes)

@@ -28,7 +28,7 @@ from sfumato.run_folder.ledger import LEDGER_FILE, MOST_LOST, Ledger, RunLine, n
 
 _LAUNCH_FILE = f"{files.OWNER}/launch"
 _IMAGES_FILE = f"{files.OWNER}/images_sha256"
-_CHECKPOINT_SECONDS = 300.0
+_CHECKPOINT_SECONDS, _SEEN_WITHIN = 300.0, 60.0
 _OR_ANEW = "or start a new run with another --output; the epsilons of both add up."
 
 
@@ -166,6 +166,22 @@ def start(folder: Path, line: RunLine, *, anonymous: bool = False, patience: flo
                 f"known. Restore both from one copy, {_OR_ANEW}"
             )
         return Launch(folder, ledger, checkpoints, found)
+
+
+def require_sight(folder: Path, launch_id: str | None) -> None:
+    """Refuses a run folder in which a start that took it over is not to be seen. Other machines may see files late.
+
+    Raises:
+        InputError: After a minute.
+    """
+    path, until = folder / _LAUNCH_FILE, time.monotonic() + _SEEN_WITHIN
+    while not path.is_file() or path.read_text() != launch_id:
+        if time.monotonic() > until:
+            raise InputError(
+                f"{folder} is another folder here than in the first rank, and this rank may be the first after a "
+                "restart. Name one by --output that all machines share."
+            )
+        time.sleep(0.2)
 
 
 def begin(folder: Path, plan: Plan, dataset: Dataset, *, patience: float = 0.0) -> Launch:

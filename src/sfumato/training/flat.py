@@ -21,17 +21,10 @@ class Flat:
         values: (n,): the vector.
 
     Args:
-        parameters: By name, of one type and device.
-
-    Raises:
-        InputError: If they are of several types.
+        parameters: By name, of one type (`require_one_type`) and device.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        kinds = {value.dtype: name for name, value in parameters.items()}
-        if len(kinds) > 1:
-            what = " and ".join(f"{name!r} is {str(kind).removeprefix('torch.')}" for kind, name in kinds.items())
-            raise InputError(f"trainable parameters are of several types: {what}. Convert the model to one of them.")
         self._places: dict[str, tuple[slice, torch.Size]] = {}
         end = 0
         for name, value in parameters.items():
@@ -52,3 +45,11 @@ class Flat:
     def split(self, vector: torch.Tensor) -> dict[str, torch.Tensor]:
         """Each parameter's part of a vector, as a view."""
         return {name: vector[place].view(shape) for name, (place, shape) in self._places.items()}
+
+
+def require_one_type(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raises InputError if parameters are of several types, which no vector holds."""
+    kinds = {value.dtype: name for name, value in parameters.items()}
+    if len(kinds) > 1:
+        what = " and ".join(f"{name!r} is {str(kind).removeprefix('torch.')}" for kind, name in kinds.items())
+        raise InputError(f"trainable parameters are of several types: {what}. Convert the model to one of them.")

@@ -25,6 +25,7 @@ from sfumato.planning.resolve import Plan
 from sfumato.randomness import Stream
 from sfumato.run_folder.launch import is_under_torchrun
 from sfumato.training.features import features_of
+from sfumato.training.flat import require_one_type
 from sfumato.training.network import Network
 from sfumato.training.process import keep_freed_memory
 from sfumato.training.state import State
@@ -100,8 +101,9 @@ class Learner:
             report(line)
         if self.network.gives_probabilities:
             report("warning: the model ends in a softmax, and the loss has one: it would learn little. Leave it out")
-        trainable = (value for value in self.network.model.parameters() if value.requires_grad)
-        self.num_parameters = sum(value.numel() for value in trainable)
+        trainable = {name: value for name, value in self.network.model.named_parameters() if value.requires_grad}
+        require_one_type(trainable)
+        self.num_parameters = sum(value.numel() for value in trainable.values())
         if recipe.privacy is None:
             self._prepare_ordinary(speed)
         else:  # all before the run folder is made: a model that is refused leaves nothing behind
@@ -162,13 +164,15 @@ class Learner:
             took_part: (m,), bool: which canaries take part; None: there are none.
             state: Of a run that goes on, as `State.state_dict` gave it; the first process has it.
         """
-        if state is None:
-            self.network.initialise(int(word[0]))
-        else:
-            self.network.load(state["model"])
+        with self.world.together():
+            if state is None:
+                self.network.initialise(int(word[0]))
+            else:
+                self.network.load(state["model"])
         self.state = State(self.network.model, self._plan.recipe, self.world)
         self.state.load_state_dict(state)
-        self.source = self._source(took_part)  # features are of the network that the run began with
+        with self.world.together():  # features, of the network that the run began with, take long
+            self.source = self._source(took_part)
 
     def _source(self, took_part: np.ndarray | None) -> Source:
         recipe, dataset = self._plan.recipe, self._dataset
@@ -210,7 +214,9 @@ class Learner:
     def logits(self, examples: Examples) -> torch.Tensor:
         """What the model answers for examples: (N, classes), float32, on the CPU. Each process asks for a part."""
         own = torch.arange(len(examples)).tensor_split(self.world.size)[self.world.rank]
-        return self.world.gather(predict_logits(self.network.trained, examples, own))
+        # A model need not take a batch of none.
+        none = torch.zeros(0, len(self._dataset.classes))
+        return self.world.gather(predict_logits(self.network.trained, examples, own) if len(own) else none)
 
 
 def _speed(plan: Plan, device: torch.device, recorded: dict[str, Any] | None) -> Speed:

@@ -15,7 +15,7 @@ import torch
 from sfumato import __version__
 from sfumato.accounting.accountants import EpsilonCurve
 from sfumato.clipping.clip import convolutions
-from sfumato.data.examples import Dataset
+from sfumato.data.examples import Dataset, dataset_digest
 from sfumato.errors import InputError, MachineError
 from sfumato.evaluation.augtest import WithViews
 from sfumato.json_record import finite, pick
@@ -100,6 +100,7 @@ def train(
         plan, weights = _with_weights(plan)
         log_kinds(plan.recipe.run)
         _refuse_large_groups(plan, dataset)
+    _refuse_unlike(world, plan, dataset)
     with convolutions(plan.recipe.training.precision), contextlib.ExitStack() as stack:  # what is evaluated, too
         finished, started, recorded = None, None, None
         with world.together():
@@ -122,8 +123,35 @@ def train(
                     files.create(folder)
                 started = launch.begin(folder, plan, dataset, patience=world.patience)
                 stack.callback(started.close)
+        launch_id = world.same(lambda: None if started is None else started.ledger.launch_id)
+        with world.together():  # any of them may be the first after a restart
+            launch.require_sight(folder, launch_id)
         stack.callback(give_freed_memory_back)
         return _Run(plan, dataset, learner, world, folder, started, progress, looks).finish()
+
+
+def _refuse_unlike(world: World, plan: Plan, dataset: Dataset) -> None:
+    """Refuses a rank that would add up other gradients than the first one: on its machine lies something else.
+
+    Raises:
+        InputError: In all ranks.
+    """
+    if world.size == 1:
+        return
+    line = launch.run_line(plan).model_copy(update={"run_id": ""})
+    mine = {
+        "images": dataset_digest(dataset),
+        "recipe": line.model_dump_json() + str(plan.recipe.training.shard_state),
+        "versions of Sfumato and PyTorch": f"{__version__} {torch.__version__}",
+    }
+    first = world.same(lambda: mine)
+    with world.together():
+        for name, value in mine.items():
+            if value != first[name]:
+                raise InputError(
+                    f"rank {world.rank} has other {name} than the first rank: their sums would be of different things. "
+                    "Give all machines the same command, files and software."
+                )
 
 
 def _finished(folder: Path, plan: Plan) -> Result | None:
@@ -208,8 +236,7 @@ class _Run:
         """All that is drawn once, in checkpoint 0; or what the newest checkpoint has."""
         found = None if self.started is None else self.started.checkpoint
         is_new, word, took_part = self.world.same(lambda: (found is None, *self._drawn_once()))
-        with self.world.together():  # features of all images may take one machine an hour longer than another
-            self.learner.initialise(word, took_part, None if found is None else found.state)
+        self.learner.initialise(word, took_part, None if found is None else found.state)
         here: tuple[int, int, float] = (0, 0, 0.0)
         if found is not None:
             here = found.num_releases, found.step, found.facts["seconds"]
@@ -260,7 +287,8 @@ class _Run:
         try:
             yield
         except MachineError as error:
-            # Not where another start has these files, or another rank is lost; shards would have to be gathered.
+            # An error of the disk, and of nothing else. A sharded run loses its updates since the last checkpoint: the
+            # other ranks, which have the rest, do not know of the error.
             if isinstance(error.__cause__, OSError) and not self.world.is_sharded:
                 self._checkpoint(waits=True)
             raise
@@ -331,7 +359,7 @@ class _Run:
         is_asked = self.looks.training_images and release in {*self.looks.steps, self.mechanism.num_steps}
         train_accuracy = accuracy_on_training_images(self.learner) if is_asked else None
         signal, with_norms = self.world.norm(summed), self._has_norms(release)
-        every = Rows(*(self.world.gather(values) for values in (rows.norms, rows.losses)))
+        every = Rows(*(self.world.gather(values.double()) for values in (rows.norms, rows.losses)))
         if self.started is None:
             return
         statistics = self.learner.update.statistics(every, signal, self.learner.num_parameters, with_norms)

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -117,21 +117,22 @@ class State:
             self.model.load_state_dict(state["model"])
         for value in self.model.state_dict().values():
             self._world.from_first(value)
-        memory = {} if state is None else state["optimizer"]
-        kept = self._world.same(lambda: None if state is None else dict(memory.get(0, {})))
+        averages, memory = ([], {}) if state is None else (state["averages"], state["optimizer"])
+        first = memory.get(0, {})  # counts are the same for all parameters
+        kept = self._world.same(lambda: state and {key: first[key] if key == _COUNT else None for key in first})
         for number, average in enumerate(self.averages):
-            parts = None if state is None else state["averages"][number].values()
-            average.copy_(self.mine if kept is None else self._mine(parts))
-        for key, value in (kept or {}).items():
-            vector = value if key == _COUNT else self._mine([part[key] for part in memory.values()])
-            self.optimizer.state[self.mine][key] = vector
+            average.copy_(self.mine if kept is None else self._mine(averages[number] if averages else {}))
+        for key, count in (kept or {}).items():
+            # Parameters were numbered in the order of averages, which may be another than the model's now.
+            parts = {name: memory[place][key] for place, name in enumerate(averages[0])} if averages else {}
+            self.optimizer.state[self.mine][key] = count if key == _COUNT else self._mine(parts)
 
-    def _mine(self, parts: Iterable[torch.Tensor] | None) -> torch.Tensor:
-        """This rank's shard of what the first process has of each parameter."""
+    def _mine(self, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """This rank's shard of what the first process has of each parameter, by name."""
         vector = torch.zeros_like(self.flat.values)
         if self._world.is_first:
-            for own, part in zip(self.flat.split(vector).values(), parts or (), strict=True):
-                own.copy_(part)
+            for name, own in self.flat.split(vector).items():
+                own.copy_(parts[name])
         self._world.from_first(vector)
         return vector[self._world.shard(len(vector))].clone()
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.clipping import GradFn
+from sfumato.clipping.clip import at_least_float32
 from sfumato.clipping.protocol import Speed
 from sfumato.data.sampling import Shuffling, poisson_batch
 from sfumato.data.views import ViewBits, Views, ViewWords
@@ -205,7 +206,7 @@ class OrdinaryStep:
         drawn = torch.from_numpy(randomness.indices)
         drawn = drawn[examples.readable[drawn]]
         count = max(len(drawn), 1)
-        gradient, losses = {name: torch.zeros_like(value) for name, value in parameters.items()}, []
+        gradient, losses = {name: torch.zeros_like(at_least_float32(value)) for name, value in parameters.items()}, []
         for indices in drawn[share(count)].split(self.microbatch_size):
             inputs, labels = self.views.with_labels(examples, indices, randomness.view_bits, device)
             views = max(self.views.augmult, 1)

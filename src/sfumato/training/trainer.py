@@ -4,6 +4,7 @@ the command line; and how long it will take.
 Also the same recipe several times: how far accuracy differs from run to run, and what all runs cost together.
 """
 
+import contextlib
 import math
 import statistics
 import time
@@ -117,8 +118,9 @@ def train(
     files.refuse_among_images(folder, parsed.data)  # before any image is read, as is what follows
     parsed.model.refuse_missing_weights()
     training = parsed.training
-    world = world_here(pick_device(device), training.rank_timeout, training.shard_state)
-    with watching(progress if world.is_first else Progress()) as watched:
+    with contextlib.ExitStack() as stack:
+        world = stack.enter_context(world_here(pick_device(device), training.rank_timeout, training.shard_state))
+        watched = stack.enter_context(watching(progress if world.is_first else Progress()))
         with world.together():
             if noted is not None:
                 watched.message(f"images of {noted}, as {folder / files.DATA_ROOT_FILE} says")
@@ -131,9 +133,8 @@ def train(
         result = trainer.run_plan(plan, folder, resume=resume, max_lost=max_lost, world=world)
         if plan.tip is not None:
             watched.message(f"tip: {plan.tip}")
-    if world.is_first:
-        write_report(folder)
-    world.close()
+        if world.is_first:
+            write_report(folder)
     return result
 
 

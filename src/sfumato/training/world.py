@@ -75,7 +75,7 @@ class World:
         return compute()
 
     def key(self, compute: Callable[[], bytes]) -> bytes:
-        """The same of 32 bytes."""
+        """The same of 32 bytes, in one message."""
         return compute()
 
     def any(self, *flags: bool) -> list[bool]:
@@ -118,6 +118,14 @@ class World:
 
     def close(self) -> None:
         """Nothing follows."""
+
+    def __enter__(self) -> "World":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """`close`, where no process is lost."""
+        if kind is None or issubclass(kind, InputError):
+            self.close()
 
 
 class Ranks(World):
@@ -277,7 +285,8 @@ class Ranks(World):
 
     def from_first(self, tensor: torch.Tensor) -> None:
         sent = tensor.contiguous()
-        self._wait(dist.broadcast(sent, 0, async_op=True))
+        # As bytes: backends lack types that buffers may have.
+        self._wait(dist.broadcast(sent.view(-1).view(torch.uint8), 0, async_op=True))
         tensor.copy_(sent)
 
     def close(self) -> None:
