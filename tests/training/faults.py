@@ -55,7 +55,7 @@ def start(
 
 
 def start_ranks(size: int, *arguments: list[str], **options) -> list[multiprocessing.Process]:
-    """The ranks of a run as torchrun starts them, all with the same arguments or each with its own; options of `start`."""
+    """The ranks of a run as torchrun starts them, with the same arguments or each its own; options of `start`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
