@@ -8,7 +8,7 @@ import torch
 
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.errors import InputError, MachineError
-from sfumato.run_folder import files, launch
+from sfumato.run_folder import checkpoint, files, launch
 from sfumato.run_folder import ledger as ledger_module
 from sfumato.run_folder.ledger import new_run_line
 
@@ -87,6 +87,30 @@ def test_a_checkpoint_that_is_being_written_goes_to_no_file_of_the_other_start(t
         file.write(bytes(1000))
         file.flush()
         assert contents(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("frozen_in", ["torch.save", "os.fsync"])
+def test_a_start_that_was_frozen_in_a_checkpoint_leaves_none(tmp_path, lapses, monkeypatch, frozen_in):
+    frozen = begun(tmp_path / "run")
+    frozen.append(1)
+    module, name = frozen_in.split(".")
+    held, before = getattr(checkpoint, module), {}
+    real = getattr(held, name)
+
+    def freezes(*given):
+        monkeypatch.setattr(held, name, real)
+        other = launch.start(tmp_path / "run", LINE)
+        other.take_over()
+        other.append(1)
+        other.save(STATE, 1, {})
+        before.update(contents(tmp_path / "run"))
+        return real(*given)
+
+    monkeypatch.setattr(held, name, freezes)
+    frozen.save(STATE, 1, {}, waits=False)
+    with pytest.raises(MachineError, match="another start goes on"):
+        frozen.settle()
+    assert contents(tmp_path / "run") == before
 
 
 def test_a_start_waits_as_long_as_it_is_told_for_another_that_ends(tmp_path):

@@ -5,6 +5,7 @@ import errno
 import io
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,12 @@ class Checkpoints:
             raise InputError(f"no checkpoint in {self.folder} can be read. Restore one, or start a new run.")
         return None
 
-    def save(self, checkpoint: Checkpoint) -> None:
+    def save(self, checkpoint: Checkpoint, may_write: Callable[[], None] = lambda: None) -> None:
         """Writes a checkpoint, removes all but the newest two, and holds room for the next.
+
+        Args:
+            checkpoint: That is newer than all others.
+            may_write: Raises where another start took the folder over; asked before each file.
 
         Raises:
             InputError: If the state has what could not be read again.
@@ -84,16 +89,19 @@ class Checkpoints:
         with refusing("a checkpoint could not give back", "Keep tensors and plain numbers.", pickle.UnpicklingError):
             torch.load(io.BytesIO(buffer.getbuffer()), map_location="cpu", weights_only=True)
         path = self._path(checkpoint.num_releases)
+        may_write()
         with machine_faults(path):
             with self._open_room() as file:
                 file.write(buffer.getbuffer())
                 file.truncate()
                 file.flush()
                 os.fsync(file.fileno())
+            may_write()
             os.replace(self._room, path)
             sync_folder(self.folder)
             for old in self.paths()[:-KEPT]:
                 old.unlink()
+        may_write()
         self.hold_room()
 
     def hold_room(self) -> None:

@@ -113,11 +113,10 @@ class Launch:
         self.settle()
         lines = self.ledger.lines
         found = Checkpoint(self.run_id, lines.count, lines.num_releases, step, state, facts)
-        self.refuse_other()
         if waits:
-            self.checkpoints.save(found)
+            self.checkpoints.save(found, self.refuse_other)
         else:
-            self._writing = self._writer.submit(self.checkpoints.save, found)
+            self._writing = self._writer.submit(self.checkpoints.save, found, self.refuse_other)
         self._saved_at, self._saved_when = lines.num_releases, time.monotonic()
 
     def settle(self) -> None:
