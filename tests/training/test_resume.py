@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 import sfumato
+from sfumato.errors import MachineError
 from sfumato.run_folder import ledger
 from sfumato.run_folder.checkpoint import Checkpoints
 from sfumato.run_folder.verification import verify_run
-from sfumato.training import step
+from sfumato.training import loop, step
 from tests.data.conftest import refused as says_no
 from tests.training import faults
 
@@ -428,3 +429,19 @@ def test_every_drawing_of_noise_finds_its_line_on_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(step, "with_noise", lambda *given: found.append(num_lines(tmp_path / "run")) or real(*given))
     sfumato.train("demo/digits", tmp_path / "run", settings=SETTINGS)
     assert found == list(range(2, lines(tmp_path / "run").run.num_steps + 2))
+
+
+@pytest.mark.parametrize("status", ["running", "complete"])
+def test_a_start_that_was_frozen_while_it_computed_a_certificate_leaves_none(tmp_path, monkeypatch, status):
+    before, real = {}, loop.certificate
+
+    def freezes(plan, claims, stated, *given):
+        if stated == status:
+            (tmp_path / "run" / "owner" / "launch").write_text("another")
+            before.update({path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()})
+        return real(plan, claims, stated, *given)
+
+    monkeypatch.setattr(loop, "certificate", freezes)
+    with pytest.raises(MachineError, match="another start goes on"):
+        sfumato.train("demo/digits", tmp_path / "run", settings={**SETTINGS, "training.num_steps": 2})
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}

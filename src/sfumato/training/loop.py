@@ -249,6 +249,7 @@ class _Run:
                 f"{lost} update(s) since the last checkpoint are lost: they were released and count for the epsilon"
             )
         if self.started is not None:
+            self.started.refuse_other()
             self.logs = Logs(self.folder, self.plan.recipe.run)
             self.metrics.keep_up_to(kept)
             self.metrics_private.keep_up_to(kept)
@@ -392,8 +393,9 @@ class _Run:
 
     def _write_certificate(self) -> None:
         if self.started is not None:
+            claim = self._certificate("running")  # which takes a while
             self.started.refuse_other()
-            record.write(self.folder / record.CERTIFICATE_FILE, self._certificate("running"))
+            record.write(self.folder / record.CERTIFICATE_FILE, claim)
 
     def _checkpoint(self, *, waits: bool) -> None:
         state = self.learner.state.state_dict()
@@ -431,12 +433,13 @@ class _Run:
         several would tell which of them it was.
         """
         self._started.settle()
-        self._started.refuse_other()
         claim, path = self._certificate("complete"), self.folder / record.WEIGHTS_FILE
+        self._started.refuse_other()
         sha256 = save_weights(path, weights, self.plan, self.learner, claim, scores.temperature)
         day = None if self.is_selected else datetime.datetime.now(datetime.UTC).date().isoformat()
         made = {"weights_sha256": sha256, "finished_on": day, "software": f"Sfumato {__version__}"}
         claim = claim.model_copy(update=made)
+        self._started.refuse_other()
         record.write(self.folder / record.CERTIFICATE_FILE, claim)
         averaged, held_out, seconds = scores.averaged, self.dataset.held_out_name, self._elapsed()
         accuracies = {"accuracy_last": scores.accuracy_last, **dataclasses.asdict(averaged)}
@@ -456,6 +459,7 @@ class _Run:
             images_per_second=None if self.is_selected else rate,
             seconds=None if self.is_selected else seconds,
         )
+        self._started.refuse_other()
         record.write(self.folder / record.RESULT_FILE, found)
         self._started.checkpoints.remove_room()
         return found

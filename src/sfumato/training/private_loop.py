@@ -246,6 +246,7 @@ class PrivateLoop:
             clipping_norm=self._clipping_norm,
             not_covered=[_OF_THE_LOOP, _BEGUN_AGAIN, *usual],
         )
+        self._started.refuse_other()
         record.write(self.folder / record.CERTIFICATE_FILE, written)
 
     def close(self) -> None:
