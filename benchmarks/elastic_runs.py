@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from sfumato.run_folder.checkpoint import Checkpoints
 
 Facts = dict[str, Any]
 HERE = Path(__file__).parent.parent
-QUICK = "store_type=file,keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=3"
+QUICK = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=3"
 NODES = {"a": "10.0.0.1", "b": "10.0.0.2"}
 
 
@@ -28,7 +29,12 @@ class Run:
         shop: With the recipe and the modules.
         steps: Of the plan.
         seed: Public; None: a private run, whose noise is watched.
+
+    Attributes:
+        host: The node whose agent others ask for the state of the rendezvous; "": it is in a file beside the run.
     """
+
+    host = ""
 
     def __init__(self, shop: Path, steps: int, seed: int | None = None, **training: Any) -> None:
         self.shop, self.steps, self.seed = shop, steps, seed
@@ -86,10 +92,15 @@ class Run:
             facts["epsilon as planned"] = found["epsilon"] == planned["epsilon"]
         return facts
 
-    def digest(self) -> str:
-        """Of all its files."""
-        files = sorted(path for path in self.folder.rglob("*") if path.is_file())
-        return hashlib.sha256(b"".join(str(path).encode() + path.read_bytes() for path in files)).hexdigest()
+    def files(self) -> dict[str, str]:
+        """A digest of each."""
+        paths = [path for path in self.folder.rglob("*") if path.is_file()]
+        return {str(path.relative_to(self.folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+    def changed(self, before: dict[str, str]) -> list[str]:
+        """Files that are there no more, are new or are others."""
+        now = self.files()
+        return sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name))
 
 
 class Agent:
@@ -103,13 +114,17 @@ class Agent:
     """
 
     def __init__(self, run: Run, *options: str, node: str = "", command: list[str] | None = None) -> None:
-        self.log, self.node, environment, before = run.notes / f"log-{time.monotonic_ns()}", node, run.environment, []
+        self.run, self.node, environment, before = run, node, run.environment, []
+        self.log = run.notes / f"log-{time.monotonic_ns()}"
         if node:
             before = ["ip", "netns", "exec", f"sf-{node}", "unshare", "-m"]
             environment = environment | {"GLOO_SOCKET_IFNAME": f"sf-{node}"}
-            options += ("--rdzv-endpoint", str(run.place / "rdzv"), "--rdzv-id", "it", "--local-addr", NODES[node])
-            options += ("--nnodes", "1:2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-conf", QUICK)
-            options += ("--max-restarts", "20")
+            where, kind = str(run.place / "rdzv"), "store_type=file"
+            if run.host:
+                where, kind = f"{NODES[run.host]}:29400", f"is_host={int(node == run.host)}"
+            options += ("--rdzv-backend", "c10d", "--rdzv-endpoint", where, "--rdzv-conf", f"{kind},{QUICK}")
+            options += ("--rdzv-id", "it", "--local-addr", NODES[node])
+            options += ("--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "20")
         elif "--nproc-per-node" not in options:
             options += ("--nproc-per-node", "2")
         torchrun = [sys.executable, "-m", "torch.distributed.run", *options, "-m"]
@@ -153,7 +168,8 @@ class Agent:
 
     def said(self) -> list[str]:
         """The lines with which its ranks ended, each once."""
-        words = [line.removeprefix("error: ")[:160] for line in self.log.read_text().splitlines() if "error: " in line]
+        found = re.findall(r"^error.*", self.log.read_text(), re.MULTILINE)
+        words = [line.replace(str(self.run.place), "").partition(". What was")[0][:160] for line in found]
         return list(dict.fromkeys(words))
 
 
