@@ -150,11 +150,12 @@ def profiled(out: Findings, call: Callable[[], Any]) -> None:
 
 
 def ranks(out: Findings) -> None:
-    """Updates by one process, and by one rank of NCCL under torchrun: what the seam for many ranks costs."""
+    """Updates by one process, and by one rank of NCCL under torchrun, in turns: what the seam for many ranks costs."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", "--no-python"]
-    for name, launcher in (("none", []), ("torchrun", torchrun)):
-        with out.about(loop="product", precision="bf16", launcher=name) as found:
-            product_updates(found, out.size(64, 8), launcher)
+    size = out.size(512, 8)  # so large that the GPU is the limit, not its host
+    for name, launcher in 2 * (("none", []), ("torchrun", torchrun)):
+        with out.about(loop="product", precision="bf16", launcher=name, microbatch_size=size) as found:
+            product_updates(found, size, launcher)
 
 
 def product_updates(out: Findings, microbatch_size: int | None, launcher: Iterable[str] = ()) -> None:

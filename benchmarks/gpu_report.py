@@ -21,7 +21,8 @@ made longer by what roundings could have hidden ([engine](engine.md)), and the s
 """
 UPDATES = """\
 Medians of all updates but the first. An update has eight microbatches of 512, or nine where more than 4,096 images are
-drawn. "own" is a loop of one's own with `sfumato.PrivateLoop`, "product" is `sfumato train`.
+drawn. "own" is a loop of one's own with `sfumato.PrivateLoop`, "product" is `sfumato train`: "torchrun" as one rank
+that speaks to itself by NCCL, with microbatches of a size of its own beside one process with the same ("none").
 """
 SITES = """\
 256 examples of 16 views: multiples of the ordinary step of this one layer, by method. Names: channels in and out, taps,
@@ -60,7 +61,7 @@ def gpu_part(file: dict[str, Any], table: Callable[[list[str], Iterable[list[str
             ["network", "precision", "engine", "sum", "ordinary gradient", "norms"], _agreement(_of(found, "agrees"))
         ),
         f"### An update of Table 12 of De et al. (B 4,096, K 16), seconds\n\n{UPDATES}",
-        table(["loop", "precision", "whole", "phases"], _updates(_of(found, "update"))),
+        table(["loop", "precision", "whole", "phases"], _updates(_of(found, "update") + _of(found, "ranks"))),
         "### Private and ordinary steps\n",
         table(steps, _steps([finding for part in ("engines", "compiled", "func") for finding in _of(found, part)])),
         f"### One convolution\n\n{SITES}",
@@ -106,15 +107,17 @@ def _digits(finding: Finding) -> list[str]:
 
 def _updates(found: list[Finding]) -> Iterable[list[str]]:
     """The median of all updates but the first."""
-    for loop, precision in dict.fromkeys(
-        (finding["loop"], finding["precision"]) for finding in found if "loop" in finding
-    ):
-        own = [finding for finding in found if (finding.get("loop"), finding.get("precision")) == (loop, precision)]
-        steps = [_without_extras(finding["phases"]) for finding in own if "phases" in finding and finding["step"] > 1]
-        if steps:
-            phases = {name: statistics.median(step.get(name, 0.0) for step in steps) for name in steps[0]}
-            whole = statistics.median(sum(step.values()) for step in steps)
-            yield [loop, precision, f"{whole:.3f}", ", ".join(f"{name} {value:.3f}" for name, value in phases.items())]
+    of: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for finding in found:
+        if "phases" in finding and finding["step"] > 1:
+            loop = finding["loop"]
+            if "launcher" in finding:
+                loop += f", {finding['launcher']}, microbatch {finding['microbatch_size']}"
+            of.setdefault((loop, finding["precision"]), []).append(_without_extras(finding["phases"]))
+    for (loop, precision), steps in of.items():
+        phases = {name: statistics.median(step.get(name, 0.0) for step in steps) for name in steps[0]}
+        whole = statistics.median(sum(step.values()) for step in steps)
+        yield [loop, precision, f"{whole:.3f}", ", ".join(f"{name} {value:.3f}" for name, value in phases.items())]
 
 
 def _without_extras(phases: dict[str, float]) -> dict[str, float]:
