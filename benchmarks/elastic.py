@@ -8,6 +8,7 @@ ranks said, seconds until another start counted an update, and whether each was 
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -340,7 +341,7 @@ def main() -> int:
         afterwards.enter_context(network())
         afterwards.callback(lose_all)
         for name in arguments.rows or ROWS:
-            for found in ({"row": name, "machine": machine()}, *ROWS[name](shop)):
+            for found in itertools.chain([{"machine": machine()}], ROWS[name](shop)):
                 line = json.dumps({"row": name, **found})
                 print(line, flush=True)
                 if arguments.out:

@@ -1,13 +1,16 @@
 """What many ranks cost and hold: whole updates through the command, on random images.
 
-    python -m benchmarks.ranks weak [--rounds 3] [--other CHECKOUT] [--four]
+    python -m benchmarks.ranks weak [--rounds 3] [--four]
+    python -m benchmarks.ranks beside --other CHECKOUT [--rounds 10]
     python -m benchmarks.ranks agree
     python -m benchmarks.ranks state
 
 `weak`: WRN-16-4, 32 examples a core, all drawn at each update: one process on one core, and two ranks under torchrun on
-a core each, in turns; with --other, one process of another checkout, too; with --four, four ranks on the two cores.
+a core each, in turns; with --four, four ranks on the two cores.
 Prints the median seconds of an update, the efficiency (of one over of two), how much of a core others had meanwhile,
 and what `sfumato.scaling.cost` computes from the one process's time. Nothing else should run.
+
+`beside`: one process of this code, and one of another checkout at the same time, on a core each, which they change.
 
 `agree`: how far the parameters of seeded runs on 1, 2 and 4 ranks lie apart, relative: 20 updates in float64 and one in
 float32, with state whole and sharded, at other microbatch sizes.
@@ -66,14 +69,16 @@ BANDWIDTH = 1.0  # GB a second: two ranks here add up 2.75 million numbers in 10
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("weak", "agree", "state"))
+    parser.add_argument("what", choices=("weak", "beside", "agree", "state"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--other", type=Path)
     parser.add_argument("--four", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         if options.what == "weak":
-            rows = weak(Path(place), options.rounds, options.other, options.four)
+            rows = weak(Path(place), options.rounds, options.four)
+        elif options.what == "beside":
+            rows = beside(Path(place), options.rounds, options.other.resolve())
         else:
             rows = agree(Path(place)) if options.what == "agree" else state()
     for row in [*rows, {"machine": machine()}]:
@@ -100,13 +105,16 @@ def _toml(value: Any) -> str:
     return f"{{{', '.join(f'{k} = {v}' for k, v in value.items())}}}" if isinstance(value, dict) else json.dumps(value)
 
 
-def trained(command: list[str], ranks: int, checkout: Path = HERE) -> None:
+def environment(checkout: Path = HERE) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{checkout / 'src'}{os.pathsep}{checkout}", "OMP_NUM_THREADS": "1"}
+
+
+def trained(command: list[str], ranks: int) -> None:
     """Runs the command: alone on core 0, or on a core for each of so many ranks."""
-    environment = {**os.environ, "PYTHONPATH": f"{checkout / 'src'}{os.pathsep}{checkout}", "OMP_NUM_THREADS": "1"}
     one = ["bash", "-c", PINNED, sys.executable]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--no-python"]
     several = [*torchrun, *one, *command, "--resume"]
-    subprocess.run([*one, *command] if ranks == 1 else several, env=environment, check=True, capture_output=True)
+    subprocess.run([*one, *command] if ranks == 1 else several, env=environment(), check=True, capture_output=True)
 
 
 def seconds_of_update(output: Path) -> float:
@@ -125,17 +133,35 @@ def busy() -> tuple[float, float]:
     return everybody, sum(use.ru_utime + use.ru_stime for use in own)
 
 
-def weak(place: Path, rounds: int, other: Path | None, four: bool) -> list[dict[str, Any]]:
+def beside(place: Path, rounds: int, other: Path) -> list[dict[str, Any]]:
+    folder, rows = images(place / "images", EACH), []
+    for number in range(rounds):
+        row: dict[str, Any] = {}
+        started = []
+        for core, (name, checkout) in enumerate((("this", HERE), ("other", other))):
+            output = place / f"{name}-{number}"
+            command = words(folder, output, SETTINGS | {"training.batch_size": EACH})
+            pinned = ["taskset", "-c", str((core + number) % 2), sys.executable, "-m", "sfumato", *command]
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            started.append((name, output, subprocess.Popen(pinned, env=environment(checkout), **quiet)))
+        for name, output, process in started:
+            if process.wait():
+                raise RuntimeError(f"{name} ended with {process.returncode}")
+            row[name] = round(seconds_of_update(output), 4)
+        rows.append(row | {"ratio": round(row["this"] / row["other"], 3)})
+    return [*rows, {"median ratio": statistics.median(row["ratio"] for row in rows)}]
+
+
+def weak(place: Path, rounds: int, four: bool) -> list[dict[str, Any]]:
     folders = {count: images(place / f"images-{count}", EACH * count) for count in (1, 2, 4)}
-    kinds = {"one": (1, HERE), "two": (2, HERE)} | ({"four": (4, HERE)} if four else {})
-    kinds |= {} if other is None else {"other": (1, other.resolve())}
+    kinds = {"one": 1, "two": 2} | ({"four": 4} if four else {})
     rows = []
     for number in range(rounds):
         row: dict[str, Any] = {"round": number}
-        for name, (ranks, checkout) in list(kinds.items())[:: 1 if number % 2 else -1]:
+        for name, ranks in list(kinds.items())[:: 1 if number % 2 else -1]:
             output, before, started = place / f"{name}-{number}", busy(), os.times().elapsed
             settings = SETTINGS | {"training.batch_size": EACH * ranks}
-            trained(words(folders[ranks], output, settings), ranks, checkout)
+            trained(words(folders[ranks], output, settings), ranks)
             everybody, own = (after - earlier for after, earlier in zip(busy(), before, strict=True))
             row[name] = round(seconds_of_update(output), 4)
             row[f"others_{name}"] = round((everybody - own) / (os.times().elapsed - started), 3)
@@ -149,11 +175,10 @@ def weak(place: Path, rounds: int, other: Path | None, four: bool) -> list[dict[
     known = {"num_parameters": parameters, "noise_seconds_per_million": noise, "bandwidth": BANDWIDTH}
     throughput = EACH / (medians["one"] - parameters * noise / 1e6)
     computed = {}
-    for name, (ranks, checkout) in kinds.items():
-        if checkout == HERE:
-            price = Price(throughput=throughput * min(1, 2 / ranks), devices=ranks, **known)
-            parts = price.update_seconds(Mechanism(EACH * ranks, EACH * ranks, 1.0, 1))
-            computed[name] = round(sum(part or 0.0 for part in parts.values()), 4)
+    for name, ranks in kinds.items():
+        price = Price(throughput=throughput * min(1, 2 / ranks), devices=ranks, **known)
+        parts = price.update_seconds(Mechanism(EACH * ranks, EACH * ranks, 1.0, 1))
+        computed[name] = round(sum(part or 0.0 for part in parts.values()), 4)
     return [*rows, {"median": medians, "efficiency": efficiency, "computed": computed}]
 
 

@@ -17,7 +17,7 @@ from sfumato.errors import MachineError
 from sfumato.run_folder import ledger
 from sfumato.run_folder.checkpoint import Checkpoints
 from sfumato.run_folder.verification import verify_run
-from sfumato.training import loop, step
+from sfumato.training import step, writer
 from tests.data.conftest import refused as says_no
 from tests.training import faults
 
@@ -433,7 +433,7 @@ def test_every_drawing_of_noise_finds_its_line_on_disk(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("status", ["running", "complete"])
 def test_a_start_that_was_frozen_while_it_computed_a_certificate_leaves_none(tmp_path, monkeypatch, status):
-    before, real = {}, loop.certificate
+    before, real = {}, writer.certificate
 
     def freezes(plan, claims, stated, *given):
         if stated == status:
@@ -441,7 +441,7 @@ def test_a_start_that_was_frozen_while_it_computed_a_certificate_leaves_none(tmp
             before.update({path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()})
         return real(plan, claims, stated, *given)
 
-    monkeypatch.setattr(loop, "certificate", freezes)
+    monkeypatch.setattr(writer, "certificate", freezes)
     with pytest.raises(MachineError, match="another start goes on"):
         sfumato.train("demo/digits", tmp_path / "run", settings={**SETTINGS, "training.num_steps": 2})
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}

@@ -1,13 +1,12 @@
-"""The loop over updates, and what a run writes before, during and after it."""
+"""The loop over updates: how a run begins or goes on, takes its updates, and ends."""
 
 import contextlib
 import dataclasses
-import datetime
 import functools
 import time
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,30 +16,28 @@ from sfumato.accounting.accountants import EpsilonCurve
 from sfumato.clipping.clip import convolutions
 from sfumato.data.examples import Dataset, dataset_digest
 from sfumato.errors import InputError, MachineError
-from sfumato.evaluation.augtest import WithViews
 from sfumato.json_record import finite, pick
 from sfumato.models.weights import Weights, read_weights
 from sfumato.planning.claims import claims
 from sfumato.planning.resolve import Plan
 from sfumato.randomness import Stream, Streams
 from sfumato.run_folder import files, launch, ledger, record
-from sfumato.run_folder.certificate import certificate, counted, public_inputs, repeated
 from sfumato.run_folder.launch import Launch
-from sfumato.run_folder.record import Certificate, Metrics, PrivateMetrics, RecordLines, Result, ResultClaims
+from sfumato.run_folder.record import Metrics, PrivateMetrics, Result
 from sfumato.run_folder.verification import verify_run
 from sfumato.training.learner import Learner, pick_device
-from sfumato.training.logs import Logs, Progress, StepFacts, log_kinds
+from sfumato.training.logs import Progress, StepFacts, log_kinds
 from sfumato.training.outcome import (
     HeldOutScores,
     accuracy_on_training_images,
     held_out_scores,
-    save_weights,
     scores_with_views,
     warning_of_chance,
 )
 from sfumato.training.process import Interrupted, give_freed_memory_back, watch_for_interrupts
 from sfumato.training.step import Draws, Rows
 from sfumato.training.world import World
+from sfumato.training.writer import Writer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +124,7 @@ def train(
         with world.together():  # any of them may be the first after a restart
             launch.require_sight(folder, launch_id)
         stack.callback(give_freed_memory_back)
-        return _Run(plan, dataset, learner, world, folder, started, progress, looks).finish()
+        return _Run(plan, dataset, learner, world, started, progress, looks).finish()
 
 
 def _refuse_unlike(world: World, plan: Plan, dataset: Dataset) -> None:
@@ -202,31 +199,29 @@ def _refuse_large_groups(plan: Plan, dataset: Dataset) -> None:
         )
 
 
-@dataclasses.dataclass
 class _Run:
     """The loop's variables; ``finish`` reads from top to bottom. Each rank has one.
 
     Attributes:
-        started: The run folder and its ledger, of which the first rank alone writes; None in the others.
+        writer: Of the first rank; None in the others.
     """
 
-    plan: Plan
-    dataset: Dataset
-    learner: Learner
-    world: World
-    folder: Path
-    started: Launch | None
-    progress: Progress
-    looks: Looks
-
-    def __post_init__(self) -> None:
-        plan, learner = self.plan, self.learner
+    def __init__(
+        self,
+        plan: Plan,
+        dataset: Dataset,
+        learner: Learner,
+        world: World,
+        started: Launch | None,
+        progress: Progress,
+        looks: Looks,
+    ) -> None:
+        self.plan, self.dataset, self.learner, self.world = plan, dataset, learner, world
+        self.progress, self.looks = progress, looks
         self.streams = Streams(plan.recipe.run.seed)
-        self.mechanism, self.is_selected = plan.mechanism, plan.selection is not None
-        self.claims = claims(plan, plan.mechanism)
+        self.mechanism = plan.mechanism
         self.draws = Draws(plan.mechanism, learner.views, self.streams)
-        self.metrics = RecordLines(self.folder / record.METRICS_FILE, Metrics)
-        self.metrics_private = RecordLines(self.folder / record.PRIVATE_METRICS_FILE, PrivateMetrics, mode=0o600)
+        self.writer = None if started is None else Writer(plan, dataset, learner, started, self._epsilon_at)
         self.seconds: dict[str, float] = {}
         self.started_at = time.perf_counter()
         self._initialise()
@@ -234,7 +229,7 @@ class _Run:
 
     def _initialise(self) -> None:
         """All that is drawn once, in checkpoint 0; or what the newest checkpoint has."""
-        found = None if self.started is None else self.started.checkpoint
+        found = None if self.writer is None else self.writer.started.checkpoint
         is_new, word, took_part = self.world.same(lambda: (found is None, *self._drawn_once()))
         self.learner.initialise(word, took_part, None if found is None else found.state)
         here: tuple[int, int, float] = (0, 0, 0.0)
@@ -248,18 +243,19 @@ class _Run:
             self.progress.message(
                 f"{lost} update(s) since the last checkpoint are lost: they were released and count for the epsilon"
             )
-        if self.started is not None:
-            self.started.refuse_other()
-            self.logs = Logs(self.folder, self.plan.recipe.run)
-            self.metrics.keep_up_to(kept)
-            self.metrics_private.keep_up_to(kept)
-            self.logs.go_on_from(kept + 1)
+        if self.writer is not None:
+            self.writer.go_on_after(kept)
+
+    @property
+    def _first(self) -> Writer:
+        """In the first rank."""
+        assert self.writer is not None
+        return self.writer
 
     @property
     def _started(self) -> Launch:
-        """Of the first rank."""
-        assert self.started is not None
-        return self.started
+        """In the first rank."""
+        return self._first.started
 
     def _drawn_once(self) -> tuple[np.ndarray, np.ndarray | None]:
         """A word for the initial weights, and which canaries take part."""
@@ -267,17 +263,17 @@ class _Run:
         word, took_part = self.streams.stream("initial weights").uint64(1), None
         if num_canaries and started.checkpoint is None:
             stream = self.streams.stream("coins of canaries")
-            took_part = launch.toss_coins(self.folder, started.run_id, num_canaries, stream)
+            took_part = launch.toss_coins(started.folder, started.run_id, num_canaries, stream)
         elif num_canaries:
-            took_part = launch.read_coins(self.folder, started.run_id, num_canaries)
+            took_part = launch.read_coins(started.folder, started.run_id, num_canaries)
         return word, took_part
 
     def finish(self) -> Result:
         """Takes every update that is left, evaluates, and writes what a finished run leaves."""
-        self._write_certificate()
         with contextlib.ExitStack() as stack:
-            if self.started is not None:
-                stack.callback(self.logs.close)
+            if self.writer is not None:
+                self.writer.certify(self.step)
+                stack.callback(self.writer.close)
             with watch_for_interrupts() as interrupted, self._kept_when_the_disk_fails():
                 scores = self._take_updates(interrupted)
             return self._complete(scores)
@@ -319,8 +315,8 @@ class _Run:
                 self._note(release, rows, summed)
             accuracy = scores.averaged.accuracy if scores else None
             rate = self._images_per_second(release)
-            self.progress.step(StepFacts(release, num_steps, self._curve, accuracy, rate, evaluated))
-            stops, is_due = world.any(interrupted(), self.started is not None and self._is_due())
+            self.progress.step(StepFacts(release, num_steps, self._epsilon_at, accuracy, rate, evaluated))
+            stops, is_due = world.any(interrupted(), self.writer is not None and self._is_due())
             if stops or is_due:
                 with self._timed("checkpoint"):
                     self._checkpoint(waits=stops)
@@ -347,12 +343,9 @@ class _Run:
     def _evaluate(self, release: int) -> HeldOutScores:
         with self._timed("evaluation"):
             scores = held_out_scores(self.learner, self.dataset)
-        if self.started is not None:
+        if self.writer is not None:
             accuracies = {"accuracy": scores.averaged.accuracy, "accuracy_last": scores.accuracy_last}
-            line = Metrics(step=release, epsilon=self._curve(release), **accuracies)
-            self.started.refuse_other()
-            self.metrics.append(line)
-            self.logs.log(line)
+            self.writer.look(Metrics(step=release, epsilon=self._epsilon_at(release), **accuracies))
         return scores
 
     def _note(self, release: int, rows: Rows, summed: Any) -> None:
@@ -361,48 +354,37 @@ class _Run:
         train_accuracy = accuracy_on_training_images(self.learner) if is_asked else None
         signal, with_norms = self.world.norm(summed), self._has_norms(release)
         every = Rows(*(self.world.gather(values.double()) for values in (rows.norms, rows.losses)))
-        if self.started is None:
+        if self.writer is None:
             return
         statistics = self.learner.update.statistics(every, signal, self.learner.num_parameters, with_norms)
         numbers = pick(statistics, "loss", "clipped_fraction", "grad_norm", "clipped_square")
-        noted = PrivateMetrics(
-            step=release,
-            **{name: finite(value) for name, value in numbers.items()},
-            norms=statistics.norms,
-            train_accuracy=train_accuracy,
-            seconds=self._elapsed(),
-            phases=self.seconds,
+        self.writer.note(
+            PrivateMetrics(
+                step=release,
+                **{name: finite(value) for name, value in numbers.items()},
+                norms=statistics.norms,
+                train_accuracy=train_accuracy,
+                seconds=self._elapsed(),
+                phases=self.seconds,
+            )
         )
-        self.started.refuse_other()
-        self.metrics_private.append(noted)
-        self.logs.log(noted)
+
+    def _epsilon_at(self, release: int) -> float | None:
+        """After so many releases; of a run that was selected from several, that of the whole plan."""
+        return self._curve(release)
 
     @functools.cached_property
     def _curve(self) -> Callable[[int], float | None]:
-        """Epsilon after so many releases; of a run that was selected from several, that of the whole plan."""
-        if self.is_selected or not self.plan.private:
-            return lambda release: self.claims.epsilon
-        return EpsilonCurve(self.mechanism, self.plan.delta, self.plan.recipe.budget.accountant).at
-
-    def _certificate(self, status: Literal["running", "complete"]) -> Certificate:
-        public = public_inputs(self.plan, self.dataset, self.learner.network.fitted)
-        so_far = None if self.is_selected else self._curve(self.num_releases)
-        lines, path = self._started.ledger.lines, self._started.ledger.path
-        counts = counted(lines, self.step, so_far, ledger.sha256_of(path))
-        return certificate(self.plan, self.claims, status, public, counts)
-
-    def _write_certificate(self) -> None:
-        if self.started is not None:
-            claim = self._certificate("running")  # which takes a while
-            self.started.refuse_other()
-            record.write(self.folder / record.CERTIFICATE_FILE, claim)
+        plan = self.plan
+        if plan.selection is not None or not plan.private:
+            whole = claims(plan, plan.mechanism).epsilon
+            return lambda release: whole
+        return EpsilonCurve(self.mechanism, plan.delta, plan.recipe.budget.accountant).at
 
     def _checkpoint(self, *, waits: bool) -> None:
         state = self.learner.state.state_dict()
-        if self.started is not None:
-            facts = {"seconds": self._elapsed(), "speed": self.learner.speed}
-            self.started.save(state, self.step, facts, waits=waits)
-            self._write_certificate()
+        if self.writer is not None:
+            self.writer.checkpoint(state, self.step, self._elapsed(), waits=waits)
 
     def _elapsed(self) -> float:
         return self.seconds_before + time.perf_counter() - self.started_at
@@ -426,40 +408,5 @@ class _Run:
         test_views = self.plan.recipe.augmentation.test_views
         with_views = scores_with_views(self.learner, self.dataset, test_views, self.progress.message)
         weights = self.learner.state.averaged_state_dict()
-        return self.world.same(lambda: self._written(scores, with_views, weights))
-
-    def _written(self, scores: HeldOutScores, with_views: WithViews, weights: dict[str, torch.Tensor]) -> Result:
-        """Writes weights, certificate and result, in this order. When and how fast a run ended that was selected from
-        several would tell which of them it was.
-        """
-        self._started.settle()
-        claim, path = self._certificate("complete"), self.folder / record.WEIGHTS_FILE
-        self._started.refuse_other()
-        sha256 = save_weights(path, weights, self.plan, self.learner, claim, scores.temperature)
-        day = None if self.is_selected else datetime.datetime.now(datetime.UTC).date().isoformat()
-        made = {"weights_sha256": sha256, "finished_on": day, "software": f"Sfumato {__version__}"}
-        claim = claim.model_copy(update=made)
-        self._started.refuse_other()
-        record.write(self.folder / record.CERTIFICATE_FILE, claim)
-        averaged, held_out, seconds = scores.averaged, self.dataset.held_out_name, self._elapsed()
-        accuracies = {"accuracy_last": scores.accuracy_last, **dataclasses.asdict(averaged)}
-        tested = ("accuracy", "accuracy_last", "accuracy_top5") if held_out == "test" else ()
-        rate = self.mechanism.batch_size * max(self.step, 1) / max(seconds, 1e-9)
-        found = Result(
-            **dict(repeated(ResultClaims, claim)),
-            run=str(self.folder),
-            held_out=held_out,
-            **accuracies,
-            **{f"test_{name}": accuracies[name] for name in tested},
-            accuracy_interval=scores.interval,
-            test_views=with_views.views,
-            accuracy_augtest_vote=with_views.vote,
-            accuracy_augtest_mean=with_views.mean,
-            num_parameters=self.learner.num_parameters,
-            images_per_second=None if self.is_selected else rate,
-            seconds=None if self.is_selected else seconds,
-        )
-        self._started.refuse_other()
-        record.write(self.folder / record.RESULT_FILE, found)
-        self._started.checkpoints.remove_room()
-        return found
+        found = self.step, self._elapsed(), scores, with_views, weights
+        return self.world.same(lambda: self._first.complete(*found))
