@@ -8,7 +8,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Files whose tests take longest, first: one that begins last would keep one core, and leave the other idle.
-LONG = ("test_canary.py", "test_planted_faults.py", "test_compiled.py", "test_resume.py", "test_plan.py")
+LONG = ("test_resume.py", "test_compiled.py", "test_command.py", "test_study.py", "test_ranks.py", "test_use.py")
 
 
 def pytest_collection_modifyitems(items):

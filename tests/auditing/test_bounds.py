@@ -125,7 +125,7 @@ def audits(name, count, games=1000, confidence=0.99):
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_a_bound_is_above_the_truth_no_more_often_than_stated(name):
     """At 99 % confidence, no significantly larger share than 1 % of bounds."""
-    (epsilon, _), count = MECHANISMS[name], 2000
+    (epsilon, _), count = MECHANISMS[name], 1000
     found = [by_name(result) for result in audits(name, count)]
     kinds = ["clopper-pearson", "gaussian"] if name.startswith("gaussian") else ["clopper-pearson"]
     for kind in kinds:

@@ -55,7 +55,7 @@ def test_windows_are_means_that_reach_every_place(size):
         torch.testing.assert_close(each.T @ maps @ each, F.adaptive_avg_pool2d(maps, places))
 
 
-@pytest.mark.parametrize(("size", "channels"), [(16, 3), (28, 1), (8, 1)])
+@pytest.mark.parametrize(("size", "channels"), [(16, 3), (8, 1)])
 def test_a_mirror_image_has_the_same_features_if_asked_for(size, channels):
     name, images = "scattering+dictionary", torch.randn(3, channels, size, size)
     plain, mirrored = network(name, size, channels), network(name, size, channels, mirror=True)

@@ -50,7 +50,7 @@ def main(url: str, log: Path) -> None:
 
     def evaluate(settings, slot, watch):
         say(f"begin {slot.name}")
-        time.sleep(0.4)
+        time.sleep(0.15)
         say(f"end {slot.name}")
         return measured(settings, slot)
 

@@ -22,7 +22,7 @@ dropout stochastic_depth gumbel_softmax stochastic_depth_batch draws_by_value
 plain windows class_token weight_norm
 """.split()
 QUICK_FAMILIES = """
-small_cnn_4_activation-norm vit_tiny torchvision_vit torchvision_convnext mambaout starnet sequencer2d convit
+small_cnn_4_activation-norm vit_tiny torchvision_vit torchvision_convnext mambaout starnet convit
 """.split()
 ENGINES = ["graph", "func", "reference", "auto"]
 
