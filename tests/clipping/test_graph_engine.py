@@ -212,7 +212,9 @@ def test_other_operations(name, augmult):
     assert_exact(model, shape, augmult)
 
 
-@pytest.mark.parametrize(("limit", "examples"), [pytest.param(65_535, 256, marks=pytest.mark.slow), (1_000, 17), (16, 3)])
+@pytest.mark.parametrize(
+    ("limit", "examples"), [pytest.param(65_535, 256, marks=pytest.mark.slow), (1_000, 17), (16, 3)]
+)
 def test_group_norm_never_asks_for_more_groups_at_once_than_cuda_takes(limit, examples, monkeypatch):
     """Its backward pass fails beyond, with another error than that of memory."""
     group_norm = F.group_norm
