@@ -30,6 +30,7 @@ from sfumato.data.layouts import (
     with_groups,
 )
 from sfumato.data.listing import ImageFile
+from sfumato.data.objects import Given
 from sfumato.data.pixels import Picture
 from sfumato.data.store import FOR_OWNER, Report
 from sfumato.errors import InputError
@@ -60,17 +61,31 @@ class Listing:
         report: Takes lines for the user (standard error).
         privacy: The recipe's section: of more training images of a group than `max_images_per_person` the rest is left
             out: marked as not readable. Which ones, a fixed hash of each name decides. None: ordinary training.
+        given: Images that are in no folder.
 
     Raises:
         InputError: If a file is refused, a class has no training image, a group stands on
             both sides, or nothing is held out.
     """
 
-    def __init__(self, config: DataConfig, root: Path, report: Report, privacy: PrivacyConfig | None = None) -> None:
+    def __init__(
+        self,
+        config: DataConfig,
+        root: Path,
+        report: Report,
+        privacy: PrivacyConfig | None = None,
+        given: Given | None = None,
+    ) -> None:
         self.config, self.root, self.report, self.privacy = config, root, report, privacy
         channels, half = config.channels or DEFAULT_CHANNELS, (0.5,)
         self.scale = normalisation(config.mean, config.std, channels, default=(half * channels, half * channels))
-        self.files = with_groups(config, list_images(config, root, report), root, report)
+        size = config.image_size or DEFAULT_IMAGE_SIZE
+        self._given: decoding.Decoded | None = None
+        if given is None:
+            files = list_images(config, root, report)
+        else:
+            files, self._given = given.read(config, size, channels)
+        self.files = with_groups(config, files, root, report)
         self.classes = classes_of(config, root, self.files)
         check_proportions(config, len(self.classes))
         self.parts = split(self.files, config.split)
@@ -87,7 +102,6 @@ class Listing:
         limit = None if privacy is None else privacy.max_images_per_person
         self.beyond = beyond_limit(train, limit)
         people = None if config.group_by is None else len({item.group for item in train})
-        size = config.image_size or DEFAULT_IMAGE_SIZE
         self.facts = Facts(len(train), len(self.classes), size, channels, people)
         self._report_listing(train, limit)
 
@@ -125,7 +139,7 @@ class Listing:
 
     def _decoded(self) -> ImageSet:
         size, channels, resize = self.config.stored_size(self.facts.image_size), self.facts.channels, self.config.resize
-        decoded = decoding.decode_cached(
+        decoded = self._given or decoding.decode_cached(
             self.root, self.files, image_size=size, channels=channels, resize=resize, report=self.report
         )
         decoding.report_unreadable((str(self.root / file.name) for file in self.files), decoded.reasons, self.report)

@@ -8,6 +8,7 @@ from sfumato.data.benchmarks import NamedListing
 from sfumato.data.catalogue import NAMED, Facts
 from sfumato.data.examples import Dataset
 from sfumato.data.folders import DEFAULT_CHANNELS, Listing
+from sfumato.data.objects import Given
 from sfumato.data.store import Report
 from sfumato.errors import InputError
 
@@ -16,7 +17,11 @@ Listed = Listing | NamedListing
 
 
 def list_images(
-    config: DataConfig, data_root: Path | None, report: Report, privacy: PrivacyConfig | None = None
+    config: DataConfig,
+    data_root: Path | None,
+    report: Report,
+    privacy: PrivacyConfig | None = None,
+    given: Given | None = None,
 ) -> Listed:
     """Lists the data set that a recipe asks for, once.
 
@@ -27,6 +32,7 @@ def list_images(
         report: Takes lines for the user: progress, images that cannot be read.
         privacy: The recipe's section: of more training images of one person than it allows the rest contributes
             nothing. None: ordinary training.
+        given: Images that the caller has, in the place of a folder.
 
     Raises:
         InputError: If the recipe contradicts the data, or a file of a folder is refused.
@@ -36,15 +42,20 @@ def list_images(
     if config.num_examples is not None:
         what = f"data.num_examples = {config.num_examples} does not fit a folder, whose images are counted"
         raise InputError(f"{what}. Take the key out.")
+    if given is not None:
+        return Listing(config, Path(), report, privacy, given)
     root = data_root or config.path  # private data: named for each run, never found by SFUMATO_DATA
     if root is None:
-        raise InputError("a folder of images is trained on and none is named. Give --data-root FOLDER or data.path.")
+        raise InputError(
+            "a folder of images is trained on and none is named. Give --data-root FOLDER or data.path; or in Python "
+            "data=, the images themselves."
+        )
     return Listing(config, Path(root), report, privacy)
 
 
-def list_for(recipe: Recipe, data_root: Path | None, report: Report) -> Listed:
+def list_for(recipe: Recipe, data_root: Path | None, report: Report, given: Given | None = None) -> Listed:
     """The same for a run of this recipe."""
-    return list_images(_as_weights_took_them(recipe, report), data_root, report, recipe.privacy)
+    return list_images(_as_weights_took_them(recipe, report), data_root, report, recipe.privacy, given)
 
 
 def _as_weights_took_them(recipe: Recipe, report: Report) -> DataConfig:

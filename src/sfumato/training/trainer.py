@@ -22,6 +22,7 @@ from sfumato.data import loading
 from sfumato.data.catalogue import Facts
 from sfumato.data.examples import Dataset
 from sfumato.data.images import ImageSet
+from sfumato.data.objects import Given
 from sfumato.errors import InputError
 from sfumato.json_record import Record, finite
 from sfumato.planning.resolve import Plan, resolve, resolve_without_privacy
@@ -76,6 +77,8 @@ def train(
     *,
     epsilon: float | None = None,
     settings: Mapping[str, Any] = MappingProxyType({}),
+    data: Any = None,
+    test: Any = None,
     data_root: Path | str | None = None,
     device: str = "auto",
     non_private: bool = False,
@@ -91,11 +94,17 @@ def train(
         output: The run folder; with ``resume``, of the run to go on with. None: a new one in runs/.
         epsilon: The target; `privacy.target_epsilon` in a word.
         settings: What is set otherwise, such as {"privacy.unit": "person"}.
+        data: Images and labels in the place of a folder: a pair (images, labels), of arrays or lists; a dataset whose
+            items are (image, label); or one of Hugging Face's with the columns image and label. An image is an array
+            (H, W) or (H, W, 3) of uint8, a PIL image, or a tensor (C, H, W) of uint8 or of numbers in [0, 1]; a label
+            is a class's number or name. All are held in memory, at the size that the network takes. Classes are named
+            by the object or by `data.classes`.
+        test: The same, to be judged by. None: a part of ``data``, held out by a fixed hash of each index.
         data_root: Where the data lies; for named data sets default: $SFUMATO_DATA.
         device: "auto", "cpu", "cuda" ...
         non_private: The same recipe without privacy, to show its price.
         resume: Go on with the run in ``output``, or begin where nothing was begun; where its images lie may be left
-            out, if the folder holds its owner's note.
+            out, if the folder holds its owner's note. ``data`` is given again, and other images are refused.
         max_lost: The share of the plan's updates that crashes may cost the model before it is refused.
         trust: Modules that may be imported for the recipe's model, each by its full name.
         progress: Who watches; what was chosen and every warning are messages. None: a live line on stderr.
@@ -107,10 +116,15 @@ def train(
         InputError, MachineError, Interrupted: See `sfumato.training.loop.train`.
     """
     parsed = recipe_of(recipe, settings if epsilon is None else {**settings, "privacy.target_epsilon": epsilon})
+    given = None if data is None else Given(data, test)
+    if given is not None:
+        parsed = parsed.model_copy(update={"data": given.stated(parsed.data)})
+    if given is None and test is not None or given is not None and data_root is not None:
+        raise InputError("test is given beside data, and data in the place of data_root. Leave one out.")
     if output is None and resume:
         raise InputError("a run to go on with is named by its folder: give output.")
     folder = launch.new_folder(name_of(recipe)) if output is None else Path(output)
-    is_noted = resume and data_root is None and parsed.data.path is None
+    is_noted = resume and given is None and data_root is None and parsed.data.path is None
     noted = files.read_place(folder, files.DATA_ROOT_FILE) if is_noted else None
     root = noted or (None if data_root is None else Path(data_root))
     if root is not None:
@@ -124,7 +138,7 @@ def train(
         with world.together():
             if noted is not None:
                 watched.message(f"images of {noted}, as {folder / files.DATA_ROOT_FILE} says")
-            plan, dataset = _loaded(parsed, root, non_private, watched)
+            plan, dataset = _loaded(parsed, root, given, non_private, watched)
             for choice in [] if resume else plan.choices:
                 watched.message(f"chosen: {choice.key} = {choice.value} ({choice.why})")
             for warning in plan.warnings:
@@ -138,12 +152,14 @@ def train(
     return result
 
 
-def _loaded(recipe: config.Recipe, root: Path | None, non_private: bool, watched: Progress) -> tuple[Plan, Dataset]:
+def _loaded(
+    recipe: config.Recipe, root: Path | None, given: Given | None, non_private: bool, watched: Progress
+) -> tuple[Plan, Dataset]:
     """What will run, and its images."""
     resolved = resolve_without_privacy if non_private else resolve
     # A limit on each person's images, and images that score, belong to privacy: ordinary training knows of neither.
     loaded = recipe.model_copy(update={"privacy": None}) if non_private else recipe
-    listed = loading.list_for(loaded, root, watched.message)
+    listed = loading.list_for(loaded, root, watched.message, given)
     resolved(recipe, listed.facts)  # before any image is decoded: a budget that is missing or impossible
     dataset = listed.load(loading.is_judged_on_test(loaded))
     return resolved(recipe, dataset.facts), dataset
@@ -152,6 +168,8 @@ def _loaded(recipe: config.Recipe, root: Path | None, non_private: bool, watched
 def resume(
     run: Path | str,
     *,
+    data: Any = None,
+    test: Any = None,
     data_root: Path | str | None = None,
     device: str = "auto",
     max_lost: float = ledger.MOST_LOST,
@@ -162,6 +180,7 @@ def resume(
 
     Args:
         run: The run folder, with its owner's notes of where images and weights lie.
+        data, test: What the run was given, again.
         data_root: Where the images lie now, if not where the note says.
         device, max_lost, trust, progress: See `train`.
 
@@ -179,8 +198,8 @@ def resume(
     weights = files.read_place(folder, files.INIT_FILE)
     if weights is not None:
         values.setdefault("model", {})["init_from"] = str(weights)
-    given: dict[str, Any] = {"device": device, "max_lost": max_lost, "trust": trust, "progress": progress}
-    return train(values, folder, data_root=data_root, resume=True, **given)
+    how: dict[str, Any] = {"device": device, "max_lost": max_lost, "trust": trust, "progress": progress}
+    return train(values, folder, data=data, test=test, data_root=data_root, resume=True, **how)
 
 
 class Repeated(Record):

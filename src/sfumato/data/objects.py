@@ -1,0 +1,160 @@
+"""Images that a caller has in Python: a pair of arrays, a map-style dataset, a Hugging Face dataset.
+
+They are read once, in the order of their indices, and decoded as the PNG files that they would be: a folder of the same
+images in the same order gives the same model.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sfumato.config import DataConfig
+from sfumato.data.decoding import Decoded, decode_images
+from sfumato.data.listing import ImageFile
+from sfumato.data.pixels import Picture
+from sfumato.errors import InputError
+
+_PART = 1024
+"""Images that are held as they were given before they are decoded."""
+_KINDS = (
+    "give a pair (images, labels), a dataset with a length whose items are (image, label), or one of Hugging Face's "
+    "datasets with the columns image and label"
+)
+_IMAGE_COLUMNS, _LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label")
+
+
+class Given:
+    """What a caller gave to train on, and to be judged by.
+
+    Attributes:
+        classes: As the object names them; None where it names none.
+
+    Args:
+        data: To train on; and a held-out part of it to be judged by, unless there is ``test``.
+        test: To be judged by.
+
+    Raises:
+        InputError: If it is no data set.
+    """
+
+    def __init__(self, data: Any, test: Any = None) -> None:
+        self._parts = {"data": _Part(data, "data")} | ({} if test is None else {"test": _Part(test, "test")})
+        self.classes = self._parts["data"].classes
+
+    def stated(self, config: DataConfig) -> DataConfig:
+        """The recipe's section, with the classes that the object names.
+
+        Raises:
+            InputError: If the recipe is of other images, or nobody states the classes.
+        """
+        if config.name != "folder":
+            raise InputError(
+                f'data.name = "{config.name}" are images of their own, and data was given. Take the recipe '
+                "image-folder, or leave data out."
+            )
+        if config.path is not None or config.group_by is not None or config.layout is not None:
+            raise InputError("data was given, so data.path, data.layout and data.group_by say nothing. Leave them out.")
+        if config.classes is None and self.classes is None:
+            raise InputError(
+                "data does not name its classes. They are published, and a list read from private labels would tell "
+                'that an image of a class is there. State those that may be known: settings={"data.classes": ["A", '
+                '"B"]}, in the order of the labels.'
+            )
+        return config if config.classes is not None else config.model_copy(update={"classes": list(self.classes or ())})
+
+    def read(self, config: DataConfig, image_size: int, channels: int) -> tuple[list[ImageFile], Decoded]:
+        """All images, decoded, and what would be said of their files.
+
+        Args:
+            config: With the classes.
+            image_size: In pixels.
+            channels: 1 or 3.
+
+        Raises:
+            InputError: If an item is no image with a label of a class.
+        """
+        classes = config.classes or []
+        files: list[ImageFile] = []
+        found: list[Decoded] = []
+        for name, part in self._parts.items():
+            pictures: list[Picture] = []
+            for index, (image, label) in enumerate(part):
+                item = f"{name}[{index}]"
+                stated = None if name == "data" else "test"
+                files.append(ImageFile(Path(item), item, (0, 0, 0), label=_class(label, classes, item), part=stated))
+                pictures.append(Picture(image, item))
+                if len(pictures) == _PART or index == len(part) - 1:
+                    how = {"image_size": config.stored_size(image_size), "channels": channels}
+                    found.append(decode_images(pictures, **how, resize=config.resize))
+                    pictures.clear()
+        rows, kept = torch.cat([each.images for each in found]), np.concatenate([each.kept for each in found])
+        return files, Decoded(rows, [reason for each in found for reason in each.reasons], kept)
+
+
+class _Part(Sequence[tuple[Any, Any]]):
+    """One object, as (image, label) by index."""
+
+    def __init__(self, given: Any, name: str) -> None:
+        self._name = name
+        self._columns: tuple[str, str] | None = None
+        if isinstance(given, tuple) and len(given) == 2 and hasattr(given[0], "__len__"):
+            if len(given[0]) != len(given[1]):
+                raise InputError(f"{name} has {len(given[0])} images and {len(given[1])} labels. Give one for each.")
+            self._items: Any = _Pair(*given)
+        elif hasattr(given, "__len__") and hasattr(given, "__getitem__"):
+            self._items = given
+        else:
+            raise InputError(f"{name} of type {type(given).__name__} is no data set: {_KINDS}.")
+        if not len(self._items):
+            raise InputError(f"{name} holds no image. Give some.")
+        names = getattr(given, "column_names", None)
+        if isinstance(names, list):  # Hugging Face's
+            columns = [[column for column in wanted if column in names] for wanted in (_IMAGE_COLUMNS, _LABEL_COLUMNS)]
+            if not all(columns):
+                raise InputError(f"{name} has the columns {', '.join(names)}. Name two of them image and label.")
+            self._columns = columns[0][0], columns[1][0]
+        stated = getattr(given, "classes", None)
+        if self._columns is not None:
+            stated = getattr(given.features[self._columns[1]], "names", None)
+        self.classes: list[str] | None = None if stated is None else [str(name) for name in stated]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: Any) -> tuple[Any, Any]:
+        item = self._items[index]
+        if self._columns is not None:
+            return item[self._columns[0]], item[self._columns[1]]
+        if not isinstance(item, (tuple, list)) or len(item) != 2:
+            raise InputError(f"{self._name}[{index}] is no pair of an image and a label: {_KINDS}.")
+        return item[0], item[1]
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return (self[index] for index in range(len(self)))
+
+
+class _Pair:
+    def __init__(self, images: Any, labels: Any) -> None:
+        self._images, self._labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return self._images[index], self._labels[index]
+
+
+def _class(label: Any, classes: Sequence[str], item: str) -> str:
+    """The name of a label: a class's own, or its number."""
+    if isinstance(label, str) and label in classes:
+        return label
+    value = label.item() if isinstance(label, (np.generic, torch.Tensor)) and label.ndim == 0 else label
+    if isinstance(value, int) and 0 <= value < len(classes):
+        return classes[value]
+    raise InputError(
+        f"{item} has the label {label!r}, which is no class: there are {', '.join(classes)}. Give a name of these, or "
+        f"a number from 0 to {len(classes) - 1}."
+    )
