@@ -298,6 +298,21 @@ def labelled_images(
     return images.subset(kept), [files[place].name for place in kept]
 
 
+def labelled_objects(given: Any, classes: Sequence[str], **preprocessing: Any) -> ImageSet:
+    """The same of what a caller has in Python, as `sfumato.train` takes it; refused if an image cannot be decoded.
+
+    Raises:
+        InputError: If it is no data set of these classes.
+    """
+    size, channels, mean, std = (preprocessing[key] for key in ("image_size", "channels", "mean", "std"))
+    resizing = {key: preprocessing[key] for key in ("resize_ratio", "resize")}
+    files, decoded = Given(given).read(DataConfig(name="folder", classes=list(classes), **resizing), size, channels)
+    for file, reason in zip(files, decoded.reasons, strict=True):
+        if reason is not None:
+            raise InputError(f"{file.name} cannot be read: {reason}. Leave it out.")
+    return decoded.seen(size, (tuple(mean), tuple(std)), _labels(files, classes))
+
+
 def _labels(files: Sequence[ImageFile], classes: Sequence[str]) -> torch.Tensor:
     places = {name: label for label, name in enumerate(classes)}
     return torch.tensor([places[file.label] for file in files], dtype=torch.int64)

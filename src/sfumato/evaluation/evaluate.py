@@ -13,7 +13,7 @@ import numpy as np
 from sfumato.config import Recipe
 from sfumato.data import loading, tables
 from sfumato.data.archives import part_of
-from sfumato.data.folders import labelled_images
+from sfumato.data.folders import labelled_images, labelled_objects
 from sfumato.data.images import ImageSet
 from sfumato.data.listing import PART_MEANT
 from sfumato.data.views import Views
@@ -83,7 +83,7 @@ class Evaluation(Tested):
 
 def evaluate(
     run: str | Path,
-    folder_of_images: str | Path | None = None,
+    folder_of_images: Any = None,
     *,
     data_root: str | Path | None = None,
     test_views: int | None = None,
@@ -101,7 +101,7 @@ def evaluate(
     Args:
         run: The run folder.
         folder_of_images: With labels, in any layout that training takes; its classes are among the
-            run's.
+            run's. Or images and labels in Python, as `sfumato.train` takes them.
         data_root: Where the data lies; default as in training, where the run's owner has noted it.
         test_views: Random views of each image that decide together; default as in the recipe.
         specificity: At which each class's sensitivity is told.
@@ -120,7 +120,7 @@ def evaluate(
     for name, share in (("specificity", specificity), ("prevalence", prevalence)):
         if share is not None and not 0 <= share <= 1:
             raise InputError(f"{name} = {share} is no share. Give one from 0 to 1.")
-    if by is not None and folder_of_images is None:
+    if by is not None and not isinstance(folder_of_images, (str, Path)):
         raise InputError("groups are told for a folder of images with a table. Name the folder, or leave --by out.")
     folder = Path(run)
     trained = load(folder, trust)
@@ -152,7 +152,7 @@ def evaluate(
     found = Evaluation(
         run=str(folder),
         held_out=held_out_name,
-        test_set=f"held out: {held_out_name}" if folder_of_images is None else Path(folder_of_images).resolve().name,
+        test_set=_test_set(folder_of_images, held_out_name),
         evaluated_on=datetime.datetime.now(datetime.UTC).date().isoformat(),
         num_images=len(held_out),
         num_people=None if held_out.groups is None else len(set(held_out.groups)),
@@ -172,8 +172,14 @@ def evaluate(
     return found
 
 
+def _test_set(images: Any, held_out_name: str) -> str:
+    if images is None:
+        return f"held out: {held_out_name}"
+    return Path(images).resolve().name if isinstance(images, (str, Path)) else "given in Python"
+
+
 def _held_out(
-    images: str | Path | None, trained: Trained, folder: Path, data_root: str | Path | None, report: Report
+    images: Any, trained: Trained, folder: Path, data_root: str | Path | None, report: Report
 ) -> tuple[ImageSet, Literal["test", "valid", "folder"], list[str]]:
     """The images that a run is judged by, and what they are: those of a folder, with their names, or
     its own held-out ones.
@@ -181,6 +187,8 @@ def _held_out(
     if images is not None:
         if data_root is not None:
             raise InputError("a folder to score, and --data-root, where the run's own images lie: give one of them.")
+        if not isinstance(images, (str, Path)):
+            return labelled_objects(images, trained.classes, **trained.decoding), "folder", []
         how = {**trained.decoding, "data": trained.recipe.data}
         judged, names = labelled_images(Path(images), trained.classes, report=report, **how)
         return judged, "folder", names
@@ -217,13 +225,13 @@ def _values_of(by: str, folder_of_images: str | Path, names: Sequence[str]) -> l
     return values
 
 
-def _trained_on(folder_of_images: str | Path | None, folder: Path, recipe: Recipe) -> str | None:
+def _trained_on(folder_of_images: Any, folder: Path, recipe: Recipe) -> str | None:
     """What to say where that is the folder which the owner's note says the run was trained on, one above it, or a part
     of it that is not held out under `data.split`, or scored trials under `privacy.score_noise`: an exact accuracy
     would undo that noise.
     """
     noted = read_place(folder, DATA_ROOT_FILE)
-    if noted is None or folder_of_images is None:
+    if noted is None or not isinstance(folder_of_images, (str, Path)):
         return None
     root, images = noted.resolve(), Path(folder_of_images).resolve()
     if not (root.is_relative_to(images) or images.is_relative_to(root)):
@@ -243,7 +251,7 @@ def _trained_on(folder_of_images: str | Path | None, folder: Path, recipe: Recip
 
 def calibrate(
     run: str | Path,
-    folder_of_images: str | Path | None = None,
+    folder_of_images: Any = None,
     *,
     positive: str | None = None,
     sensitivity: float | None = None,

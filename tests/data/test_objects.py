@@ -1,0 +1,170 @@
+"""Images that a caller has in Python give what a folder of them gives."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+import sfumato
+from sfumato.errors import InputError
+
+CLASSES = ["bars", "dots"]
+COUNTS = {"train": 40, "test": 12}
+SETTINGS = {
+    "data.image_size": 16,
+    "model.name": "small_cnn",
+    "augmentation.augmult": 2,
+    "augmentation.kind": "flip",
+    "privacy.noise_multiplier": 1.0,
+    "privacy.delta": 1e-3,
+    "training.batch_size": 8,
+    "training.num_steps": 4,
+    "training.checkpoint_every": 1,
+    "run.seed": 1,
+}
+STATED = SETTINGS | {"data.classes": CLASSES}
+
+
+def made_up(part):
+    """(N, 20, 20, 3), and labels: in the order in which a folder's names have them."""
+    images = np.random.default_rng(len(part)).integers(0, 256, (COUNTS[part], 20, 20, 3), dtype=np.uint8)
+    return images, [2 * place // COUNTS[part] for place in range(COUNTS[part])]
+
+
+class Items(Dataset):
+    """A map-style dataset of PIL images, which names its classes."""
+
+    def __init__(self, part, classes=CLASSES):
+        (self.images, self.labels), self.classes = made_up(part), classes
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return Image.fromarray(self.images[index]), self.labels[index]
+
+
+def hugging_face(part):
+    import datasets
+
+    images, labels = made_up(part)
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=CLASSES)})
+    pictures = [Image.fromarray(image) for image in images]
+    return datasets.Dataset.from_dict({"image": pictures, "label": labels}, features=features)
+
+
+def tensors(part):
+    images, labels = made_up(part)
+    return torch.from_numpy(images).movedim(3, 1), torch.tensor(labels)
+
+
+def names(part):
+    images, labels = made_up(part)
+    return list(images), [CLASSES[label] for label in labels]
+
+
+@pytest.fixture(scope="module")
+def of_folder(tmp_path_factory):
+    """The weights of a run on a folder."""
+    root = tmp_path_factory.mktemp("images")
+    for part in COUNTS:
+        for place, (image, label) in enumerate(zip(*made_up(part), strict=True)):
+            path = root / part / CLASSES[label] / f"{place:03}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(path)
+    run = tmp_path_factory.mktemp("runs") / "folder"
+    return weights(sfumato.train("image-folder", run, settings=SETTINGS, data_root=root))
+
+
+def weights(result):
+    claim = json.loads(Path(result.run, "privacy.json").read_text())
+    return claim["weights_sha256"], result.accuracy, result.epsilon, result.num_examples
+
+
+@pytest.mark.parametrize(
+    ("form", "settings"), [(names, STATED), (tensors, STATED), (Items, SETTINGS), (hugging_face, SETTINGS)]
+)
+def test_each_form_gives_the_model_of_the_folder(tmp_path, of_folder, form, settings):
+    run = tmp_path / "run"
+    found = sfumato.train("image-folder", run, settings=settings, data=form("train"), test=form("test"))
+    assert weights(found) == of_folder
+    again = sfumato.resume(run, data=made_up("train"), test=made_up("test"))  # it is complete
+    assert weights(again) == of_folder
+    judged = sfumato.evaluate(run, form("test"))
+    assert judged.accuracy == found.accuracy and judged.num_images == COUNTS["test"]
+
+
+def trains(run):
+    """In a process of its own, which is killed once two updates are counted; what it is then given."""
+    code = (
+        f"import sfumato; from tests.data.test_objects import *\n"
+        f"if __name__ == '__main__': sfumato.train('image-folder', {str(run)!r}, settings=STATED | SLOW, "
+        "data=made_up('train'), test=made_up('test'))\n"
+    )
+    return subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+
+
+SLOW = {"training.num_steps": 40}
+
+
+def test_a_run_that_was_killed_asks_for_the_same_object_and_ends_as_if_nothing_had_been(tmp_path):
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    process = trains(run)
+    while not (run / "ledger.jsonl").exists() or len((run / "ledger.jsonl").read_text().splitlines()) < 5:
+        time.sleep(0.02)
+        assert process.poll() is None
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    images, labels = made_up("train")
+    other = images.copy()
+    other[3, 0, 0] ^= 255
+    for data, why in (
+        ((other, labels), "images"),
+        ((images[:-1], labels[:-1]), "N|num_examples|images"),
+        ((images[::-1], labels[::-1]), "images"),
+    ):
+        with pytest.raises(InputError, match=why):
+            sfumato.resume(run, data=data, test=made_up("test"))
+    with pytest.raises(InputError, match="in Python data="):
+        sfumato.resume(run)
+    found = sfumato.resume(run, data=names("train"), test=tensors("test"))
+    undisturbed = sfumato.train("image-folder", whole, settings=STATED | SLOW, data=Items("train"), test=Items("test"))
+    assert weights(found) == weights(undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "why"),
+    [
+        ({"data": made_up("train")}, SETTINGS, "does not name its classes"),
+        ({"data": iter([])}, STATED, "is no data set"),
+        ({"data": ([], [])}, STATED, "holds no image"),
+        ({"data": (made_up("train")[0], [0])}, STATED, "40 images and 1 labels"),
+        ({"data": [3, 4]}, STATED, r"data\[0\] is no pair"),
+        ({"data": (made_up("train")[0], [2] * 40)}, STATED, r"data\[0\] has the label 2, .* from 0 to 1"),
+        ({"data": (made_up("train")[0] / 3, made_up("train")[1])}, STATED, r"data\[0\] is no image"),
+        ({"data": made_up("train"), "data_root": "."}, STATED, "in the place of data_root"),
+        ({"test": made_up("test")}, STATED, "test is given beside data"),
+        ({"data": made_up("train")}, STATED | {"data.name": "digits"}, "images of their own"),
+        ({"data": made_up("train")}, STATED | {"data.group_by": "group"}, "data.group_by say nothing"),
+    ],
+)
+def test_what_is_no_data_set_is_refused_and_leaves_nothing(tmp_path, given, settings, why):
+    with pytest.raises(InputError, match=why):
+        sfumato.train("image-folder", tmp_path / "run", settings=settings, **given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_a_test_part_some_are_held_out_by_their_indices_alone(tmp_path):
+    result = sfumato.train("image-folder", tmp_path / "run", settings=STATED, data=made_up("train"))
+    images, labels = made_up("train")
+    again = sfumato.train("image-folder", tmp_path / "again", settings=STATED, data=(255 - images, labels))
+    assert result.num_examples == again.num_examples < COUNTS["train"]
