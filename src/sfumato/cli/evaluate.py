@@ -74,14 +74,20 @@ def _show(found: "Evaluation", specificity: float) -> None:
     if found.calibration_error is not None:
         how = "" if found.calibration is not None else " (probabilities are not calibrated: sfumato calibrate)"
         output.say(f"calibration error {output.per_cent(found.calibration_error)}{how}")
-    output.say(f"  {'class':<24}{'accuracy':>10}{f'sensitivity at specificity {specificity:g}':>36}")
-    for name, right, sensitivity in zip(found.classes, found.per_class, found.sensitivity_per_class, strict=True):
-        output.say(f"  {name:<24}{output.per_cent(right):>10}{output.per_cent(sensitivity):>36}")
+    areas = found.auroc_per_class
+    output.say(f"  {'class':<24}{'accuracy':>10}{'AUROC':>8}{f'sensitivity at specificity {specificity:g}':>36}")
+    for name, right, area, sensitivity in zip(
+        found.classes, found.per_class, areas, found.sensitivity_per_class, strict=True
+    ):
+        shown = "-" if area is None else f"{area:.3f}"
+        output.say(f"  {name:<24}{output.per_cent(right):>10}{shown:>8}{output.per_cent(sensitivity):>36}")
     if found.groups is not None:
         output.say(f"  {found.by:<24}{'images':>10}{'accuracy':>10}")
     for group in found.groups or []:
         of_group = formats.share(group.accuracy, group.interval)
         output.say(f"  {group.value or '(not stated)':<24}{group.num_images:>10}   {of_group}")
+    if found.is_multilabel:
+        return
     confusions = [
         (count, label, decided)
         for label, row in zip(found.classes, found.confusion, strict=True)
@@ -149,10 +155,15 @@ def predict(
             output.say(json.dumps(_row(one), allow_nan=False))
         elif format_ == "csv":
             each = [(one.probabilities or {}).get(name) for name in classifier.classes]
-            row = [_cell(output.plain(one.image)), _cell(one.class_name or ""), one.probability, one.why]
+            row = [_cell(output.plain(one.image)), _cell(_named(one) or ""), one.probability, one.why]
             writer.writerow([*row, *each])
         else:
-            output.say(f"{one.image}  {one.class_name or 'unreadable'}{_sure(one, threshold)}")
+            output.say(f"{one.image}  {_named(one) or 'unreadable'}{_sure(one, threshold)}")
+
+
+def _named(one: "Prediction") -> str | None:
+    """Its class, or its labels."""
+    return one.class_name if one.labels is None else " | ".join(one.labels) or "no label"
 
 
 def _cell(text: str) -> str:
@@ -166,6 +177,8 @@ def _sure(one: "Prediction", threshold: "Threshold | None") -> str:
     """
     if one.probabilities is None:
         return ""
+    if one.labels is not None:
+        return "".join(f"  {label} {output.per_cent(one.probabilities[label])}" for label in one.labels)
     name = "  " if threshold is None else f"  {threshold.positive} "
     value = (one.probability or 0.0) if threshold is None else one.probabilities[threshold.positive]
     if value < 0.0001:

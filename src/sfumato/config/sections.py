@@ -72,6 +72,11 @@ class DataConfig(Section):
     """
     classes: Annotated[list[str], Field(min_length=1)] | None = None
     """Class names in label order; without them, the names of the class folders. A table of labels needs them stated."""
+    task: Literal["classes", "multilabel"] | None = None
+    """Whether an image is of one class, or has any number of labels, each of `classes` or unknown. A table with a
+    column for each of `classes` says "multilabel"; one with a column `label`, in which | or ; part several, needs it
+    stated.
+    """
     class_proportions: list[PositiveFloat] | None = None
     """Public share of each class; used in the loss and in the decision."""
     image_size: Annotated[int, Field(ge=8, le=1024)] | None = None

@@ -17,6 +17,7 @@ class Facts:
     Attributes:
         num_examples: N, the number of training images; an unreadable one counts.
         num_people: How many people they are of; None where nobody says.
+        is_multilabel: Whether an image has any number of labels, and none of some.
         num_classes: Number of classes.
         image_size: Height and width in pixels.
         channels: 1 or 3.
@@ -27,6 +28,7 @@ class Facts:
     image_size: int
     channels: int
     num_people: int | None = None
+    is_multilabel: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ class FeatureSet:
 
     Attributes:
         stored: (N, D), torch.float32; zeros of an image that cannot be read.
-        labels: (N,), torch.int64.
+        labels: As of an `ImageSet`.
         readable: (N,), torch.bool.
         groups: Which examples belong together (a person), one name each, or None.
     """
@@ -98,7 +98,9 @@ class Dataset:
     def facts(self) -> Facts:
         """What every default and every epsilon depend on."""
         people = None if self.train.groups is None else len(set(self.train.groups))
-        return Facts(len(self.train), len(self.classes), self.image_size, self.channels, people)
+        return Facts(
+            len(self.train), len(self.classes), self.image_size, self.channels, people, self.train.labels.ndim == 2
+        )
 
     @property
     def mean(self) -> tuple[float, ...]:

@@ -92,8 +92,9 @@ class Listing:
         is_valid = config.split == "train" or holds_out_valid_alone(self.files)
         self.held_out: Literal["test", "valid"] = "valid" if is_valid else "test"
         train = [self.files[place] for place in self.parts["train"]]
+        self.is_multilabel = self.files[0].findings is not None
         missing = [name for name in self.classes if name not in {item.label for item in train}]
-        if missing:
+        if missing and not self.is_multilabel:
             remedy = "Add images of it, or take it out of data.classes and of the folder."
             raise InputError(f"class {missing[0]} has no training image. {remedy}")
         if not self.parts[self.held_out]:
@@ -102,7 +103,7 @@ class Listing:
         limit = None if privacy is None else privacy.max_images_per_person
         self.beyond = beyond_limit(train, limit)
         people = None if config.group_by is None else len({item.group for item in train})
-        self.facts = Facts(len(train), len(self.classes), size, channels, people)
+        self.facts = Facts(len(train), len(self.classes), size, channels, people, self.is_multilabel)
         self._report_listing(train, limit)
 
     def judged_by(self, on_test: bool) -> tuple[Literal["valid", "test"], int]:
@@ -216,6 +217,10 @@ class Listing:
             what = "image" if config.group_by is None else "group"
             how = f"{HELD_OUT_FRACTION:.0%}, by a fixed hash of each {what}'s name"
         counts = collections.Counter(item.label for item in train)
+        if self.is_multilabel:
+            columns = zip(*(item.findings or () for item in train), strict=True)
+            counts = collections.Counter(dict(zip(self.classes, (each.count(1) for each in columns), strict=True)))
+            report(f"an image may have several of {len(self.classes)} labels, or none (data.task = multilabel)")
         shown = ", ".join(f"{name} {counts[name]}" for name in self.classes[:MOST_NAMED])
         shown += ", ..." if len(self.classes) > MOST_NAMED else ""
         num_held_out = len(self.parts[self.held_out])
@@ -314,5 +319,7 @@ def labelled_objects(given: Any, classes: Sequence[str], **preprocessing: Any) -
 
 
 def _labels(files: Sequence[ImageFile], classes: Sequence[str]) -> torch.Tensor:
+    if files and files[0].findings is not None:
+        return torch.tensor([file.findings for file in files], dtype=torch.int64)
     places = {name: label for label, name in enumerate(classes)}
     return torch.tensor([places[file.label] for file in files], dtype=torch.int64)

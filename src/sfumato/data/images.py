@@ -28,7 +28,7 @@ class ImageSet:
     Attributes:
         stored: (M, C, H, W), torch.uint8 or torch.uint16; 0 is black, `max_value` white. May lie in
             a file that is mapped into memory.
-        labels: (N,), torch.int64.
+        labels: (N,), torch.int64: classes; or (N, F): of each finding 1, 0, or -1 where it is unknown.
         readable: (N,), torch.bool.
         mean: Public constant per channel, in units of images scaled to [0, 1]. Grey images with
             three constants are taken as colour images.
@@ -58,7 +58,7 @@ class ImageSet:
     def __post_init__(self) -> None:
         count = len(self.stored if self.rows is None else self.rows)
         assert self.stored.dtype in (torch.uint8, torch.uint16)
-        assert self.labels.shape == (count,) and self.labels.dtype == torch.int64
+        assert self.labels.ndim in (1, 2) and len(self.labels) == count and self.labels.dtype == torch.int64
         assert self.readable.shape == (count,) and self.readable.dtype == torch.bool
         assert len(self.mean) == len(self.std) in (self.stored.shape[1], 3)
         assert self.groups is None or len(self.groups) == count

@@ -86,7 +86,10 @@ def list_images(
                 if needs_train:
                     remedy = proposals.remedies(root, found, misread.remedy, has_layout=config.layout is not None)
                 raise InputError(f"{misread.what} {remedy}") from None
-        source, files = found.tables[0], tables.read_labels(root, found, classes=listed, needs_train=needs_train)
+        source, files = (
+            found.tables[0],
+            tables.read_labels(root, found, classes=listed, task=config.task, needs_train=needs_train),
+        )
     if listed is None:
         labels = sorted({item.label for item in files})
         shown = ", ".join(map(repr, labels[:MOST_NAMED])) + (", ..." if len(labels) > MOST_NAMED else "")
@@ -226,10 +229,16 @@ def classes_of(config: DataConfig, root: Path, files: Sequence[ImageFile]) -> tu
         inner = sorted({item.name.split("/")[1] for item in files if item.name.count("/") >= 2})
         deeper = f", or name {root / classes[0]} if {', '.join(inner[:3])} in it are the classes" if inner[1:] else ""
         raise InputError(f"there must be two classes or more, not {len(classes)} ({named}). Add others{deeper}.")
+    several = [item.findings is not None for item in files]
+    if config.task == "multilabel" and not all(several):
+        raise InputError('data.task = "multilabel" needs a table of labels, labels.csv. Write one, or leave it out.')
     for item in files:
-        if item.label not in classes:
+        if item.findings is None and item.label not in classes:
             wrong = f"the label {item.label}, which is not in data.classes ({', '.join(classes)})"
-            raise InputError(f"{root / item.name} has {wrong}. Change its label, or add the class.")
+            remedy = "Change its label, or add the class."
+            if set(re.split("[|;]", item.label)) <= set(classes):
+                remedy = "If an image may have several labels: --set data.task=multilabel"
+            raise InputError(f"{root / item.name} has {wrong}. {remedy}")
     return classes
 
 

@@ -49,6 +49,7 @@ class ImageFile:
         stamp: (size, mtime_ns, ctime_ns): when one changes, the file may have changed.
         span: Where the image begins in the file, in bytes, and how many it has; None: it is the whole file.
         label: Of its class.
+        findings: Of several labels each: 1, 0, or -1 where it is unknown; None: it is of one class.
         part: "train", "valid" or "test"; None where the folder does not say.
         group: Whose it is, where the folder says so.
         hashed: Decides where it is held out; None: its name.
@@ -59,6 +60,7 @@ class ImageFile:
     stamp: tuple[int, int, int]
     span: tuple[int, int] | None = None
     label: str = ""
+    findings: tuple[int, ...] | None = None
     part: str | None = None
     group: str | None = None
     hashed: str | None = None

@@ -1,6 +1,7 @@
 """A folder whose labels stand in a table.
 
-`labels.csv` has the columns file, label and optionally group. `metadata.csv` and `metadata.jsonl`
+`labels.csv` has the columns file, label and optionally group; or, for several labels an image, a column for each of
+them. `metadata.csv` and `metadata.jsonl`
 are those of Hugging Face's image folders: file_name and label, beside the images or in each of
 train/, valid/ and test/. A column `split` says which part an image belongs to.
 """
@@ -9,6 +10,7 @@ import csv
 import dataclasses
 import itertools
 import json
+import re
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,13 +21,20 @@ from sfumato.data.proposals import leaving_out
 from sfumato.errors import InputError, refusing
 
 _KNOWN = {*FILE_COLUMNS.values(), "label", "group"}
+_NONE = "No Finding"
+"""What stands in the place of labels where there are none."""
 
 _Table = tuple[list[str], list[tuple[int, dict[str, Any]]]]
 """Names of columns, and the cells of each further line with its number."""
 
 
 def read_labels(
-    root: Path, found: Found, *, classes: Sequence[str] | None = None, needs_train: bool = True
+    root: Path,
+    found: Found,
+    *,
+    classes: Sequence[str] | None = None,
+    task: str | None = None,
+    needs_train: bool = True,
 ) -> list[ImageFile]:
     """The images that the folder's tables list, in the order of their names. Columns of other names
     are not read.
@@ -37,6 +46,7 @@ def read_labels(
         root: The folder.
         found: What lies in it.
         classes: The listed classes: folders of their names are no parts.
+        task: As `data.task` says. Where a table has a column for each class, images have several labels.
         needs_train: Whether there must be a training part, where there are parts.
 
     Raises:
@@ -53,7 +63,7 @@ def read_labels(
     labelled: dict[str, ImageFile] = {}
     lines: dict[str, str] = {}
     for table in found.tables:
-        for line, file, row in _rows(table, root, found):
+        for line, file, row in _rows(table, root, found, classes or (), task):
             where = f"{table} line {line}"
             name = _name_of(table, root, file)
             if name in labelled:
@@ -65,8 +75,14 @@ def read_labels(
             if parts and "/" not in name:
                 raise InputError(f"{files[name].path} lies outside train/, valid/ and test/. Move it into one of them.")
             part = _part_of(where, file, parts[name.split("/")[0]] if parts else None, row.get("split"))
-            label = unicodedata.normalize("NFC", row["label"])
-            labelled[name] = dataclasses.replace(files[name], label=label, part=part, group=row.get("group"))
+            label, findings = unicodedata.normalize("NFC", row.get("label", "")), None
+            if "label" not in row:
+                findings = tuple(_finding(where, name, row[name]) for name in classes or ())
+            elif task == "multilabel":
+                label, findings = "", _joined(where, label, classes or ())
+            labelled[name] = dataclasses.replace(
+                files[name], label=label, findings=findings, part=part, group=row.get("group")
+            )
             lines[name] = f"line {line}" if len(found.tables) == 1 else where
     deeper = [name for name, item in labelled.items() if item.part is None and _lies_in_a_part(name, classes or ())]
     if deeper:
@@ -95,11 +111,34 @@ def _part_of(where: str, file: str, lies_in: str | None, split: str | None) -> s
     return stated
 
 
-def _rows(table: Path, root: Path, found: Found) -> list[tuple[int, str, dict[str, str]]]:
-    """Of each row its line's number, its file, and its label, split and group, stripped; only groups may be empty."""
+def _finding(where: str, name: str, cell: str) -> int:
+    """1, 0, or -1 for what is unknown: empty, too."""
+    known = {"": -1, "-1": -1, "-1.0": -1, "0": 0, "0.0": 0, "1": 1, "1.0": 1}
+    if cell not in known:
+        raise InputError(f"{where}: {name} is {cell!r}. Write 1, 0, or, where it is unknown, -1 or nothing.")
+    return known[cell]
+
+
+def _joined(where: str, label: str, classes: Sequence[str]) -> tuple[int, ...]:
+    """Of labels with | or ; between: those that are not there are 0."""
+    found = {part.strip() for part in re.split("[|;]", label)} - {"", _NONE}
+    others = sorted(found - set(classes))
+    if others:
+        listed = ", ".join(classes)
+        raise InputError(f"{where} has the label {others[0]}, which is not in data.classes ({listed}). Add it there.")
+    return tuple(int(name in found) for name in classes)
+
+
+def _rows(
+    table: Path, root: Path, found: Found, classes: Sequence[str], task: str | None
+) -> list[tuple[int, str, dict[str, str]]]:
+    """Of each row its line's number, its file, and its label or findings, split and group, stripped; only groups,
+    findings and several labels may be empty.
+    """
     header, lines = _read(table)
     file = FILE_COLUMNS[table.name]
-    columns = {file: file, "label": "label"}
+    has_findings = task != "classes" and bool(classes) and set(classes) <= set(header)
+    columns = {file: file} | ({name: name for name in classes} if has_findings else {"label": "label"})
     columns |= {name.casefold(): name for name in header if name.casefold() == "split" or name == "group"}
     if any(header.count(name) != 1 for name in columns.values()):
         listed = " and ".join(f"one column {name!r}" for name in columns.values())
@@ -109,7 +148,8 @@ def _rows(table: Path, root: Path, found: Found) -> list[tuple[int, str, dict[st
     rows = []
     for line, cells in lines:
         row = {key: _as_text(cells.get(name)) for key, name in columns.items()}
-        empty = next((key for key, value in row.items() if not value and key != "group"), None)
+        may_be_empty = {"group", *(classes if has_findings else ()), *(("label",) if task == "multilabel" else ())}
+        empty = next((key for key, value in row.items() if not value and key not in may_be_empty), None)
         if empty is not None:
             raise InputError(f"{table} line {line} has no {empty}. Fill it in, or take out line and image.")
         rows.append((line, row.pop(file), row))

@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from sfumato.errors import InputError, refusing
 from sfumato.run_folder.record import CALIBRATION_FILE, CalibrationFacts, Threshold
@@ -31,7 +32,8 @@ class Calibration(CalibrationFacts):
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         """(N, classes) float64, of outputs as the decision takes them."""
-        return torch.softmax(self.scaled(logits), 1)
+        scaled = self.scaled(logits)
+        return scaled.sigmoid() if self.is_multilabel else torch.softmax(scaled, 1)
 
     def scaled(self, logits: torch.Tensor) -> torch.Tensor:
         """(N, classes) float64: their logarithms, up to what an image's have in common."""
@@ -67,19 +69,22 @@ def fit_temperature(logits: torch.Tensor, labels: torch.Tensor) -> float | None:
 
     Args:
         logits: (N, classes), as probabilities take them (`with_offsets`).
-        labels: (N,), int64.
+        labels: (N,), int64; or (N, classes), of several labels an image: 1, 0, or -1 where it is unknown.
 
     Returns:
         Between e^-5 and e^5; None for fewer than 50 images, images of one class, or outputs that are not finite.
     """
     from scipy.optimize import minimize_scalar
 
-    if len(labels) < FEWEST_IMAGES or len(labels.unique()) < 2 or not logits.isfinite().all():
+    if len(labels) < FEWEST_IMAGES or len(labels[labels >= 0].unique()) < 2 or not logits.isfinite().all():
         return None
-    values = logits.double()
+    values, known = logits.double(), labels >= 0
 
     def loss(log_temperature: float) -> float:
-        return float(torch.nn.functional.cross_entropy(values * math.exp(-log_temperature), labels))
+        scaled = values * math.exp(-log_temperature)
+        if labels.ndim == 2:
+            return float(F.binary_cross_entropy_with_logits(scaled[known], labels[known].double()))
+        return float(F.cross_entropy(scaled, labels))
 
     found = minimize_scalar(loss, bounds=_RANGE, method="bounded", options={"xatol": 1e-4})
     return math.exp(float(found.x))
@@ -96,13 +101,15 @@ def fit_temperature_and_shifts(logits: torch.Tensor, labels: torch.Tensor) -> tu
     from scipy.optimize import minimize
 
     temperature, classes = fit_temperature(logits, labels), logits.shape[1]
+    if labels.ndim == 2:
+        return temperature, None
     if temperature is None or int(torch.bincount(labels, minlength=classes).min()) < _FEWEST_OF_A_CLASS:
         return temperature, None
     values = logits.double()
 
     def loss(numbers: np.ndarray) -> tuple[float, np.ndarray]:
         given = torch.tensor(numbers, requires_grad=True)
-        found = torch.nn.functional.cross_entropy(values * given[0].exp() + given[1:], labels)
+        found = F.cross_entropy(values * given[0].exp() + given[1:], labels)
         (gradient,) = torch.autograd.grad(found, given)
         return found.item(), gradient.numpy()
 

@@ -27,6 +27,7 @@ class Prediction(Record):
     """The class of one image; None where the image cannot be read.
 
     Attributes:
+        labels: Of a model of several labels an image, in the place of a class: those that are named.
         probability, probabilities: None where nobody has calibrated them
             (`sfumato.evaluation.calibration`).
         why: It cannot be read.
@@ -34,6 +35,7 @@ class Prediction(Record):
 
     image: str
     class_name: str | None
+    labels: list[str] | None = None
     probability: float | None = None
     probabilities: dict[str, float] | None = None
     why: str | None = None
@@ -168,6 +170,12 @@ class Classifier:
                 "a smaller optimizer.learning_rate."
             )
         calibration = self.trained.calibration
+        if self.trained.objective.is_multilabel:
+            labels = [name for name, output in zip(self.classes, logits[0].tolist(), strict=True) if output > 0]
+            probabilities = None
+            if calibration is not None:
+                probabilities = dict(zip(self.classes, calibration.probabilities(logits)[0].tolist(), strict=True))
+            return Prediction(image=image, class_name=None, labels=labels, probabilities=probabilities)
         if calibration is None:
             return Prediction(image=image, class_name=self.classes[int(logits.argmax())])
         named = dict(zip(self.classes, calibration.probabilities(logits)[0].tolist(), strict=True))

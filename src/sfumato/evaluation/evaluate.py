@@ -146,9 +146,10 @@ def evaluate(
         told.append(of_groups(outcome, values))
     views = Views.of(trained.recipe.augmentation)
     num_views = trained.recipe.augmentation.test_views if test_views is None else test_views
+    num_views = 0 if outcome.is_multilabel else num_views
     together = augtest(trained.model, held_out, views, num_views, decide, trained.calibration, trained.classes)
     if test_views and not together.views:
-        report("no test with views: this run was trained without augmentation")
+        report("no test with views: this run was trained without augmentation, or on several labels an image")
     found = Evaluation(
         run=str(folder),
         held_out=held_out_name,
@@ -158,6 +159,7 @@ def evaluate(
         num_people=None if held_out.groups is None else len(set(held_out.groups)),
         num_fitted_on=again,
         classes=list(trained.classes),
+        is_multilabel=outcome.is_multilabel,
         **dataclasses.asdict(score(logits, held_out.labels, outcome.decided)),
         **dict(itertools.chain(*told)),
         calibration=trained.calibration,
@@ -302,6 +304,7 @@ def calibrate(
         offsets=offsets,
         shifts=shifts,
         fitted_on="folder" if name == "folder" else "held-out",
+        is_multilabel=trained.objective.is_multilabel,
         num_images=len(held_out),
     )
     if at is not None:

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from sfumato.errors import InputError
 from sfumato.evaluation.calibration import Calibration
-from sfumato.evaluation.scores import auroc, interval, wilson
+from sfumato.evaluation.scores import auroc, decided_labels, interval, interval_of, wilson
 from sfumato.json_record import Record
 from sfumato.run_folder.tested import Decision, Group, Intervals
 
@@ -45,7 +46,7 @@ class Outcome:
 
     Attributes:
         logits: (N, classes) float64, shifted as the decision demands.
-        labels: (N,) int64.
+        labels: (N,) int64; or (N, classes), of several labels an image: 1, 0, or -1 where it is unknown.
         classes: Their names.
         calibration: How they become probabilities and decisions; None: as they are.
         people: (N,), whose each image is; None: nobody says, and intervals take them for independent.
@@ -59,24 +60,37 @@ class Outcome:
 
     def interval(self, among: torch.Tensor | None = None) -> list[float] | None:
         """95 % interval for the share that is right, among all images or some (a mask)."""
-        right = self.decided == self.labels
         if among is None:
-            return interval(right, self.people)
+            return interval_of(self.decided, self.labels, self.people)
         people = self.people and [self.people[place] for place in among.nonzero()[:, 0].tolist()]
-        return interval(right[among], people)
+        return interval_of(self.decided[among], self.labels[among], people)
+
+    @property
+    def is_multilabel(self) -> bool:
+        return self.labels.ndim == 2
+
+    def known(self, place: int) -> torch.Tensor:
+        """(N,), bool: the images of which it is known whether they are of a class."""
+        return self.labels[:, place] >= 0 if self.is_multilabel else torch.ones(len(self.labels), dtype=torch.bool)
+
+    def sides(self, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of these images whether they are of it, and `scores`."""
+        known = self.known(place)
+        own = self.labels[:, place] == 1 if self.is_multilabel else self.labels == place
+        return own[known], self.scores(place)[known]
 
     @functools.cached_property
     def probabilities(self) -> torch.Tensor:
         """(N, classes)."""
         if self.calibration is None:
-            return torch.softmax(self.logits.double(), 1)
+            return self.logits.double().sigmoid() if self.is_multilabel else torch.softmax(self.logits.double(), 1)
         return self.calibration.probabilities(self.logits)
 
     @functools.cached_property
     def decided(self) -> torch.Tensor:
-        """(N,) int64."""
-        if self.calibration is None or not self.is_finite:
-            return self.logits.argmax(1)
+        """(N,) int64; of several labels an image (N, classes)."""
+        if self.calibration is None or not self.is_finite or self.is_multilabel:
+            return decided_labels(self.logits, self.labels)
         return self.calibration.decided(self.logits, self.classes)
 
     @property
@@ -88,13 +102,22 @@ class Outcome:
         outputs in another order are ties.
         """
         logits = self.logits.double() if self.calibration is None else self.calibration.scaled(self.logits)
+        if self.is_multilabel:
+            return logits[:, place].round(decimals=9)
         others = [other for other in range(len(self.classes)) if other != place]
         return (logits[:, place] - logits[:, others].logsumexp(1)).round(decimals=9)
 
 
 def confusion(outcome: Outcome) -> Iterator[tuple[str, Any]]:
-    """How many images of each class (row) were taken for each class (column)."""
+    """How many images of each class (row) were taken for each class (column). Of several labels an image, for each
+    label: left alone, false alarms, missed, found.
+    """
     count = len(outcome.classes)
+    if outcome.is_multilabel:
+        pairs = zip(outcome.labels.T, outcome.decided.T, strict=True)
+        several = [(2 * own + named)[own >= 0] for own, named in pairs]
+        yield "confusion", [torch.bincount(each, minlength=4).tolist() for each in several]
+        return
     cells = torch.bincount(outcome.labels * count + outcome.decided, minlength=count * count)
     yield "confusion", cells.view(count, count).tolist()
 
@@ -107,8 +130,12 @@ def reliability(outcome: Outcome) -> Iterator[tuple[str, Any]]:
         yield "calibration_error", None
         yield "reliability", None
         return
-    sureness = outcome.probabilities.gather(1, outcome.decided[:, None])[:, 0]
     is_right = outcome.decided == outcome.labels
+    if outcome.is_multilabel:  # each label that is known of an image: how probable what is said of it was called
+        known, probable = outcome.labels >= 0, outcome.probabilities
+        sureness, is_right = torch.where(outcome.decided == 1, probable, 1 - probable)[known], is_right[known]
+    else:
+        sureness = outcome.probabilities.gather(1, outcome.decided[:, None])[:, 0]
     bins, error, found = (sureness * BINS).ceil().clamp(1, BINS), 0.0, []
     for place in bins.unique():
         inside = bins == place
@@ -126,7 +153,7 @@ def auroc_of_each(outcome: Outcome) -> Iterator[tuple[str, Any]]:
     probability; None where only one side occurs.
     """
     places = range(len(outcome.classes))
-    yield "auroc_per_class", [auroc(outcome.labels == place, outcome.scores(place)) for place in places]
+    yield "auroc_per_class", [auroc(*outcome.sides(place)) for place in places]
 
 
 def sensitivity_at(outcome: Outcome, specificity: float) -> Iterator[tuple[str, Any]]:
@@ -135,7 +162,7 @@ def sensitivity_at(outcome: Outcome, specificity: float) -> Iterator[tuple[str, 
     """
     found: list[float | None] = []
     for place in range(len(outcome.classes)):
-        is_own, scores = outcome.labels == place, outcome.scores(place)
+        is_own, scores = outcome.sides(place)
         own, others = scores[is_own], scores[~is_own].sort(descending=True).values
         allowed = math.floor((1 - specificity) * len(others) + 1e-9)  # so many others may be taken for the class
         if not len(own) or not len(others) or not outcome.is_finite:
@@ -149,14 +176,37 @@ def sensitivity_at(outcome: Outcome, specificity: float) -> Iterator[tuple[str, 
 def intervals(outcome: Outcome) -> Iterator[tuple[str, Any]]:
     """95 % intervals of the accuracy over all images, and of each class's (Wilson 1927), and of two
     classes' AUROC (percentile bootstrap), for images or people that are independent of each other; and
-    how far the best class lies above the worst.
+    how far the best class lies above the worst. Of several labels an image, also of each AUROC and of their mean.
     """
+    if outcome.is_multilabel:
+        yield from _intervals_of_several(outcome)
+        return
     right = outcome.decided == outcome.labels
     masks = [outcome.labels == place for place in range(len(outcome.classes))]
     per_class = [outcome.interval(mask) for mask in masks]
     area = _interval_of_auroc(outcome) if len(outcome.classes) == 2 else None
     yield "intervals", Intervals(accuracy=outcome.interval() or [], per_class=per_class, auroc=area)
     shares = [float(right[mask].double().mean()) for mask in masks if mask.any()]
+    yield "class_gap", max(shares) - min(shares)
+
+
+def _intervals_of_several(outcome: Outcome) -> Iterator[tuple[str, Any]]:
+    right = outcome.decided == outcome.labels
+    per_class, shares, areas = [], [], []
+    for place in range(len(outcome.classes)):
+        known = outcome.known(place)
+        people = outcome.people and [outcome.people[at] for at in known.nonzero()[:, 0].tolist()]
+        per_class.append(interval(right[known, place], people))
+        shares += [float(right[known, place].double().mean())] if known.any() else []
+        areas.append(_resampled_areas(outcome, place))
+    whole = [each for each in areas if each is not None]
+    found = Intervals(
+        accuracy=outcome.interval() or [],
+        per_class=per_class,
+        auroc=_middle(np.nanmean(whole, axis=0)) if whole else None,
+        auroc_per_class=[None if each is None else _middle(each) for each in areas],
+    )
+    yield "intervals", found
     yield "class_gap", max(shares) - min(shares)
 
 
@@ -168,6 +218,8 @@ def of_groups(outcome: Outcome, values: Sequence[str]) -> Iterator[tuple[str, An
         outcome: Of N images.
         values: (N,), of each image; "" where nothing is stated.
     """
+    if outcome.is_multilabel:
+        raise InputError("groups are told of images of one class each, and these have several labels. Leave --by out.")
     right, groups = (outcome.decided == outcome.labels).double(), []
     for value, _ in collections.Counter(values).most_common():
         own = torch.tensor([other == value for other in values])
@@ -190,7 +242,7 @@ def decision_on_two(outcome: Outcome, prevalence: float | None = None) -> Iterat
         prevalence: Share of positive images where the model will be used, for the predictive
             values; None: as among these images.
     """
-    if len(outcome.classes) != 2:
+    if len(outcome.classes) != 2 or outcome.is_multilabel:
         return
     threshold = None if outcome.calibration is None else outcome.calibration.threshold
     place = 1 if threshold is None else list(outcome.classes).index(threshold.positive)
@@ -245,21 +297,32 @@ def _predictive(right: float | None, of_others: float | None, prevalence: float)
 
 
 def _interval_of_auroc(outcome: Outcome) -> list[float] | None:
-    """Of two classes: the middle 95 % of 1,000 sets of people drawn anew, each with all their images; of images where
-    nobody says whose they are.
+    """Of two classes: the middle 95 % of `_resampled_areas`."""
+    areas = _resampled_areas(outcome, 1)
+    return None if areas is None else _middle(areas)
+
+
+def _middle(areas: np.ndarray) -> list[float]:
+    return [float(end) for end in np.nanquantile(areas, [0.025, 0.975])]
+
+
+def _resampled_areas(outcome: Outcome, place: int) -> np.ndarray | None:
+    """The AUROC of a class of 1,000 sets of people drawn anew, the same for each class, each with all their images; of
+    images where nobody says whose they are. NaN of sets with one side alone; None where all are of one side.
     """
-    is_own, scores = outcome.labels == 1, outcome.scores(1)
+    is_own, scores = outcome.sides(place)
     if is_own.all() or not is_own.any() or not outcome.is_finite:
         return None
     order = scores.argsort().numpy()
     starts = np.unique(scores.numpy()[order], return_index=True)[1]  # of equal scores
-    people = np.asarray(outcome.people) if outcome.people is not None else np.arange(len(scores))
-    whose, own = np.unique(people, return_inverse=True)[1][order], is_own.numpy()[order]
-    source, count, areas = np.random.default_rng(0), int(whose.max()) + 1, []
+    people = np.asarray(outcome.people) if outcome.people is not None else np.arange(len(outcome.labels))
+    everybody = np.unique(people, return_inverse=True)[1]
+    whose, own = everybody[outcome.known(place).numpy()][order], is_own.numpy()[order]
+    source, count, areas = np.random.default_rng(0), int(everybody.max()) + 1, []
     for _ in range(_RESAMPLES // _AT_ONCE):
         weights = source.multinomial(count, np.full(count, 1 / count), _AT_ONCE)[:, whose]
         hits, misses = (np.add.reduceat(weights * side, starts, axis=1) for side in (own, ~own))
         pairs = hits.sum(1) * misses.sum(1)
         right = (hits * (misses.cumsum(1) - misses / 2)).sum(1)
-        areas.append(right[pairs > 0] / pairs[pairs > 0])
-    return [float(end) for end in np.quantile(np.concatenate(areas), [0.025, 0.975])]
+        areas.append(np.where(pairs > 0, right / np.maximum(pairs, 1), np.nan))
+    return np.concatenate(areas)

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from sfumato.clipping.model_check import Finding
 from sfumato.clipping.probe import made_up_images, random_state_kept, temporary_values
+from sfumato.config import DataConfig
 from sfumato.data.examples import Examples
 from sfumato.data.images import ImageSet
 from sfumato.errors import InputError, refusing
@@ -37,7 +38,7 @@ class Scores:
         balanced_accuracy: Mean of the per-class accuracies of the classes that occur.
         per_class: None for a class that does not occur.
         accuracy_top5: None below six classes.
-        auroc: For two classes and finite outputs, else None.
+        auroc: For two classes and finite outputs; of several labels an image the mean over them; else None.
         majority_rate: The accuracy of always naming the most frequent class.
     """
 
@@ -47,6 +48,11 @@ class Scores:
     accuracy_top5: float | None
     auroc: float | None
     majority_rate: float
+
+
+def decided_labels(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """What is named without calibration, shaped like the labels: classes, or of each label whether an image has it."""
+    return logits.argmax(1) if labels.ndim == 1 else (logits > 0).long()
 
 
 def only_class(logits: torch.Tensor) -> int | None:
@@ -155,6 +161,8 @@ def score(logits: torch.Tensor, labels: torch.Tensor, decided: torch.Tensor | No
         decided: (N,), int64; None: the class of the largest.
     """
     num_classes = logits.shape[1]
+    if labels.ndim == 2:
+        return _score_several(logits, labels)
     decided = logits.argmax(1) if decided is None else decided
     correct = (decided == labels).double()
     counts = torch.bincount(labels, minlength=num_classes)
@@ -170,6 +178,42 @@ def score(logits: torch.Tensor, labels: torch.Tensor, decided: torch.Tensor | No
         auroc=auroc(labels == 1, logits[:, 1].double() - logits[:, 0].double()) if num_classes == 2 else None,
         majority_rate=int(counts.max()) / int(counts.sum()),
     )
+
+
+def _score_several(logits: torch.Tensor, labels: torch.Tensor) -> Scores:
+    """Means over labels, each among the images of which it is known; of one that nothing is known of, None."""
+    accuracies: list[float | None] = []
+    balanced, areas, rates = [], [], []
+    for own, outputs in zip(labels.T, logits.double().T, strict=True):
+        own, outputs = own[own >= 0], outputs[own >= 0]
+        right = ((outputs > 0) == (own == 1)).double()
+        accuracies.append(float(right.mean()) if len(own) else None)
+        if len(own):
+            sides = [right[own == side] for side in (0, 1) if (own == side).any()]
+            balanced.append(float(np.mean([float(side.mean()) for side in sides])))
+            rates.append(max(map(len, sides)) / len(own))
+            areas.append(auroc(own == 1, outputs))
+    known = [area for area in areas if area is not None]
+    return Scores(
+        accuracy=float(np.mean([value for value in accuracies if value is not None])),
+        balanced_accuracy=float(np.mean(balanced)),
+        per_class=accuracies,
+        accuracy_top5=None,
+        auroc=float(np.mean(known)) if known else None,
+        majority_rate=float(np.mean(rates)),
+    )
+
+
+def interval_of(decided: torch.Tensor, labels: torch.Tensor, people: Sequence[str] | None) -> list[float] | None:
+    """95 % interval for the share of decisions that are right; of several labels an image, those that are known: an
+    image's are no more independent of each other than a person's images.
+    """
+    right = decided == labels
+    if labels.ndim == 1:
+        return interval(right, people)
+    known = labels >= 0
+    whose = [str(image) for image in range(len(labels))] if people is None else people
+    return interval(right[known], [whose[image] for image in known.nonzero()[:, 0].tolist()])
 
 
 def interval(right: torch.Tensor, people: Sequence[str] | None = None) -> list[float] | None:
@@ -225,7 +269,8 @@ def auroc(is_own: torch.Tensor, scores: torch.Tensor) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """Cross-entropy, adjusted by public class proportions where they are given.
+    """Cross-entropy, adjusted by public class proportions where they are given; of images that may have several labels,
+    the mean of the binary cross-entropies of those that are known of an image.
 
     Privacy noise costs the smaller class first. With proportions p the loss sees
     outputs + log p, so that the outputs themselves score balanced classes, and the
@@ -235,19 +280,31 @@ class Objective:
         class_proportions: Public, positive, one a class; None: plain cross-entropy.
         label_smoothing: Share of each label that is spread evenly over all classes (Szegedy et al.
             2016).
+        is_multilabel: Whether labels are (rows, F): 1, 0, or -1 where it is unknown.
     """
 
     class_proportions: tuple[float, ...] | None = None
     label_smoothing: float = 0.0
+    is_multilabel: bool = False
+
+    @classmethod
+    def of(cls, data: DataConfig, label_smoothing: float = 0.0) -> "Objective":
+        """That of a recipe."""
+        proportions = data.class_proportions
+        return cls(tuple(proportions) if proportions else None, label_smoothing, data.task == "multilabel")
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """One loss per row: (rows, classes), (rows,) -> (rows,)."""
+        """One loss per row: (rows, classes), (rows,) or (rows, classes) -> (rows,)."""
+        if self.is_multilabel:
+            known, is_there = labels >= 0, labels.clamp(0, 1).to(outputs.dtype)
+            each = F.binary_cross_entropy_with_logits(outputs, is_there, reduction="none")
+            return (each * known).sum(1) / known.sum(1).clamp(min=1)
         if self.class_proportions is not None:
             outputs = outputs + _log_prior(self.class_proportions, outputs)
         return F.cross_entropy(outputs, labels, reduction="none", label_smoothing=self.label_smoothing)
 
     def decision_logits(self, outputs: torch.Tensor) -> torch.Tensor:
-        """What the decision takes the largest of: (rows, classes)."""
+        """What the decision takes the largest of, or of several labels those above 0: (rows, classes)."""
         return outputs if self.class_proportions is None else outputs - _log_prior(self.class_proportions, outputs)
 
     @property

@@ -79,7 +79,7 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
         check_proportions(recipe.data, len(facts.classes))
         if len(set(facts.classes)) < len(facts.classes):
             raise InputError("two classes have one name. Restore it from a copy, or train again.")
-    name, proportions = recipe.model.name, recipe.data.class_proportions
+    name = recipe.model.name
     if facts.decoding_rules not in (None, RULES_VERSION):
         other = f"rules {facts.decoding_rules} of decoding, and this version of Sfumato has rules {RULES_VERSION}"
         raise InputError(f"{path} was trained under {other}. Use the version that trained it, or train again.")
@@ -103,7 +103,7 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
     return Trained(
         model=model.eval(),
         recipe=recipe,
-        objective=Objective(tuple(proportions) if proportions else None),
+        objective=Objective.of(recipe.data),
         classes=tuple(facts.classes),
         shape=(facts.channels, facts.image_size, facts.image_size),
         decoding={**size, **resizing, "mean": tuple(facts.mean), "std": tuple(facts.std)},

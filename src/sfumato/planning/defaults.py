@@ -59,6 +59,8 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
         why = "small images keep training fast and private; state a larger size if details matter"
         choose("data.image_size", facts.image_size, why)
         choose("data.channels", facts.channels, "colour; state 1 for grey images")
+    if facts.is_multilabel:
+        choose("data.task", "multilabel", "the table has a column for each of data.classes")
     if _measured_for_folders(recipe, facts):
         why = "small images, and few; if mirror images show the same class, add --set model.options.mirror=true"
         choose("model.name", "scattering", why)

@@ -199,6 +199,16 @@ def _drawn(recipe: Recipe, facts: Facts) -> tuple[Recipe, Facts, list[Choice]]:
 def _refuse_impossible(recipe: FilledRecipe, facts: Facts) -> None:
     """Raises InputError for views that cannot be made, and for what does not fit the budget or its absence."""
     views, privacy, size = recipe.augmentation, recipe.privacy, facts.image_size
+    if facts.is_multilabel:
+        beside = {
+            "data.class_proportions": recipe.data.class_proportions is not None,
+            "training.label_smoothing": recipe.training.label_smoothing > 0,
+            "audit.canaries": recipe.audit.canaries > 0,
+            "privacy.score_noise": privacy is not None and privacy.score_noise is not None,
+        }
+        for key, is_set in beside.items():
+            if is_set:
+                raise InputError(f"{key} is for images of one class each, and these have several labels. Leave it out.")
     if views.kind in ("rrc", "tan", "simclr") and views.augmult == 0:
         raise InputError(
             f'augmentation.kind = "{views.kind}" makes no views with augmult = 0. Take --set '

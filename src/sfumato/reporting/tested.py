@@ -36,6 +36,12 @@ def in_words(tested: Tested) -> list[str]:
 def class_table(tested: Tested) -> tuple[list[str], list[list[str]]]:
     """Each class against the rest, and the confusion matrix where it is not too wide: names of columns, and rows."""
     rows, shown = [], tested.classes if len(tested.classes) <= MOST_COLUMNS else []
+    if tested.is_multilabel:
+        for name, (left, alarms, missed, hits) in zip(tested.classes, tested.confusion, strict=True):
+            sides = (hits, missed), (left, alarms)
+            shares = [per_cent(right / (right + wrong) if right + wrong else None) for right, wrong in sides]
+            rows.append([name, count(hits + missed), *shares])
+        return ["label", "images", "sensitivity", "specificity"], rows
     for place, (name, counts) in enumerate(zip(tested.classes, tested.confusion, strict=True)):
         own, named = sum(counts), sum(row[place] for row in tested.confusion)
         others = tested.num_images - own

@@ -249,6 +249,7 @@ class CalibrationFacts(Record):
         shifts: Added to each class's then; None: nothing.
         fitted_on: "held-out": the run's own; "folder": others.
         num_images: That it was fitted on; not private with respect to them.
+        is_multilabel: Of several labels an image: each has a probability of its own, and is named from 0.5 on.
         threshold: None: the most probable class is named; with offsets the one that balanced classes
             ask for, which may be less probable than another.
     """
@@ -258,6 +259,7 @@ class CalibrationFacts(Record):
     shifts: list[Annotated[float, Field(ge=-50, le=50)]] | None = None
     fitted_on: Literal["held-out", "folder"]
     num_images: int
+    is_multilabel: bool = False
     threshold: Threshold | None = None
 
 

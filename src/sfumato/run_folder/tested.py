@@ -17,7 +17,9 @@ class Intervals(Record):
     accuracy: list[float]
     per_class: list[list[float] | None]
     auroc: list[float] | None
-    """Of two classes."""
+    """Of two classes; of several labels an image, of the mean."""
+    auroc_per_class: list[list[float] | None] | None = None
+    """Of several labels an image."""
 
 
 class Decision(Record):
@@ -54,7 +56,10 @@ class Tested(Record):
         num_people: Of whom the images are; None: nobody says, and intervals take images for independent.
         num_fitted_on: How many of the images chose probabilities or threshold, too.
         per_class: None for a class that does not occur.
-        confusion: Images of each class (row) that were taken for each class (column).
+        is_multilabel: Whether an image may have several labels: then shares are means over those that are known, and
+            `auroc` is the mean over labels.
+        confusion: Images of each class (row) that were taken for each class (column); or for each of several labels the
+            images left alone, false alarms, missed and found.
         calibration: How probabilities and decisions came of the outputs; None: as they are, not calibrated.
         decision: Of two classes.
         roc: Of two classes: pairs of the rate of false alarms and the share that is found of the class that is looked
@@ -68,6 +73,7 @@ class Tested(Record):
     num_people: int | None
     num_fitted_on: int
     classes: Classes
+    is_multilabel: bool = False
     accuracy: float
     balanced_accuracy: float
     per_class: list[float | None]

@@ -93,8 +93,7 @@ class Learner:
         speed = _speed(plan, device, recorded)
         if speed.compile:
             report("compiling the model, which takes some minutes")
-        proportions = recipe.data.class_proportions
-        self.objective = Objective(tuple(proportions) if proportions else None, recipe.training.label_smoothing)
+        self.objective = Objective.of(recipe.data, recipe.training.label_smoothing)
         self.views = Views.of(recipe.augmentation)
         self.network = Network(plan, dataset, device, trust, weights)
         for line in self.network.fitted.lines() if self.network.fitted else []:

@@ -15,7 +15,7 @@ from sfumato.clipping.probe import random_state_kept
 from sfumato.data.examples import Dataset
 from sfumato.evaluation.augtest import WithViews, augtest
 from sfumato.evaluation.calibration import Calibration, fit_temperature, with_offsets
-from sfumato.evaluation.scores import Scores, interval, only_class, score
+from sfumato.evaluation.scores import Scores, decided_labels, interval_of, only_class, score
 from sfumato.models.weights import Weights
 from sfumato.planning.resolve import Plan
 from sfumato.run_folder import files
@@ -46,14 +46,15 @@ def held_out_scores(learner: Learner, dataset: Dataset) -> HeldOutScores:
     objective, held_out = learner.objective, learner.source.held_out
     labels = held_out.labels
     last = score(objective.decision_logits(learner.logits(held_out)), labels)
+    has_several = objective.is_multilabel
     with learner.state.averaged_weights():
         logits = objective.decision_logits(learner.logits(held_out))
     return HeldOutScores(
         averaged=score(logits, labels),
-        interval=interval(logits.argmax(1) == labels, dataset.held_out.groups),
+        interval=interval_of(decided_labels(logits, labels), labels, dataset.held_out.groups),
         accuracy_last=last.accuracy,
         temperature=fit_temperature(with_offsets(logits, objective.offsets), labels),
-        only_class=only_class(logits),
+        only_class=None if has_several else only_class(logits),
     )
 
 
@@ -64,13 +65,15 @@ def accuracy_on_training_images(learner: Learner) -> float | None:
     """
     trained, images = learner.network.trained, learner.source.train
     with learner.state.averaged_weights(), random_state_kept(next(trained.parameters())):
-        decided = learner.objective.decision_logits(learner.logits(images)).argmax(1)
+        decided = decided_labels(learner.objective.decision_logits(learner.logits(images)), images.labels)
     right = (decided == images.labels)[images.readable]
+    right = right[images.labels[images.readable] >= 0]
     return float(right.double().mean()) if len(right) else None
 
 
 def scores_with_views(learner: Learner, dataset: Dataset, num_views: int, say: Callable[[str], None]) -> WithViews:
     """Of the averaged weights, by views of each held-out image."""
+    num_views = 0 if learner.objective.is_multilabel else num_views  # decisions of several labels are not put together
     if num_views and learner.views.kind != "none":
         say(f"testing with {num_views} views of each held-out image")
     decide, model = learner.objective.decision_logits, learner.state.model
@@ -83,6 +86,7 @@ def scores_with_views(learner: Learner, dataset: Dataset, num_views: int, say: C
 def warning_of_chance(learner: Learner, classes: Sequence[str], scores: HeldOutScores) -> str | None:
     """Of a model that has learned nothing that shows."""
     labels, balanced, chance = learner.source.held_out.labels, scores.averaged.balanced_accuracy, 1 / len(classes)
+    chance = 0.5 if learner.objective.is_multilabel else chance
     if len(labels.unique()) < 2:
         return None
     if scores.only_class is not None:
@@ -117,6 +121,7 @@ def save_weights(
             temperature=temperature,
             offsets=learner.objective.offsets,
             fitted_on="held-out",
+            is_multilabel=learner.objective.is_multilabel,
             num_images=len(learner.source.held_out.labels),
         )
         metadata["calibration"] = fitted.model_dump_json()

@@ -212,7 +212,7 @@ class OrdinaryStep:
             views = max(self.views.augmult, 1)
             if self.views.augmult:
                 inputs = inputs.flatten(0, 1)  # (b K, C, H, W)
-                labels = labels.repeat_interleave(views)
+                labels = labels.repeat_interleave(views, 0)
             with torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bf16"):
                 outputs = self.model(inputs)
             of_views = self.objective.loss(outputs.to(inputs.dtype), labels)

@@ -357,9 +357,10 @@ def _seconds_of_predictions(learner: Learner) -> float:
 
 def _random_images(facts: Facts) -> Dataset:
     shape = (8, facts.channels, facts.image_size, facts.image_size)
+    classes = torch.arange(8) % facts.num_classes
     images = ImageSet(
         stored=torch.randint(0, 256, shape, dtype=torch.uint8),
-        labels=torch.arange(8) % facts.num_classes,
+        labels=torch.zeros(8, facts.num_classes, dtype=torch.int64) if facts.is_multilabel else classes,
         readable=torch.ones(8, dtype=torch.bool),
         mean=(0.5,) * facts.channels,
         std=(0.5,) * facts.channels,
