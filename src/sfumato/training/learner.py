@@ -137,10 +137,10 @@ class Learner:
             **vars(speed),
         )
         views = row[:, None].expand(1, augmult, *row.shape[1:]) if augmult else row
-        labels = torch.zeros(1, dtype=torch.int64, device=row.device)
+        labels = torch.zeros_like(self._dataset.train.labels[:1], device=row.device)
         targets = [labels]
         if of_people:
-            targets = [labels.expand(1, augmult), torch.ones(1, augmult, device=row.device)]
+            targets = [labels[:, None].expand(1, augmult, *labels.shape[1:]), torch.ones(1, augmult, device=row.device)]
         prepared = grad_fn.prepare(views, *targets, batch_size=recipe.training.batch_size)
         self.engine, self.microbatch_size = prepared.name, prepared.microbatch_size
         self.methods, self.num_workers = grad_fn.methods, grad_fn.num_workers
