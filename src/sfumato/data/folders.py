@@ -34,6 +34,7 @@ from sfumato.data.objects import Given
 from sfumato.data.pixels import Picture
 from sfumato.data.store import FOR_OWNER, Report
 from sfumato.errors import InputError
+from sfumato.json_record import pick
 
 DEFAULT_IMAGE_SIZE = 32
 DEFAULT_CHANNELS = 3
@@ -283,7 +284,8 @@ def labelled_images(
     Raises:
         InputError: If a file is refused, an image is of another class, or none can be decoded.
     """
-    stated: dict[str, Any] = {} if data is None else {"group_by": data.group_by, "exclude": data.exclude}
+    stated: dict[str, Any] = {} if data is None else pick(data, "group_by", "exclude", "task")
+    stated["task"] = stated.get("task") or "classes"
     config = DataConfig(name="folder", classes=list(classes), **stated)
     with tempfile.TemporaryDirectory(prefix="sfumato-") as own:  # for its owner alone
         files = list_images(config, root, report, needs_train=False, unpack_to=Path(own))
@@ -303,7 +305,7 @@ def labelled_images(
     return images.subset(kept), [files[place].name for place in kept]
 
 
-def labelled_objects(given: Any, classes: Sequence[str], **preprocessing: Any) -> ImageSet:
+def labelled_objects(given: Any, classes: Sequence[str], several: bool, **preprocessing: Any) -> ImageSet:
     """The same of what a caller has in Python, as `sfumato.train` takes it; refused if an image cannot be decoded.
 
     Raises:
@@ -311,7 +313,8 @@ def labelled_objects(given: Any, classes: Sequence[str], **preprocessing: Any) -
     """
     size, channels, mean, std = (preprocessing[key] for key in ("image_size", "channels", "mean", "std"))
     resizing = {key: preprocessing[key] for key in ("resize_ratio", "resize")}
-    files, decoded = Given(given).read(DataConfig(name="folder", classes=list(classes), **resizing), size, channels)
+    config = DataConfig(name="folder", classes=list(classes), task="multilabel" if several else "classes", **resizing)
+    files, decoded = Given(given).read(config, size, channels)
     for file, reason in zip(files, decoded.reasons, strict=True):
         if reason is not None:
             raise InputError(f"{file.name} cannot be read: {reason}. Leave it out.")

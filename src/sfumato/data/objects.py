@@ -4,6 +4,7 @@ They are read once, in the order of their indices, and decoded as the PNG files 
 images in the same order gives the same model.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,11 @@ class Given:
             for index, (image, label) in enumerate(part):
                 item = f"{name}[{index}]"
                 stated = None if name == "data" else "test"
-                files.append(ImageFile(Path(item), item, (0, 0, 0), label=_class(label, classes, item), part=stated))
+                file = ImageFile(Path(item), item, (0, 0, 0), part=stated)
+                if config.task == "multilabel":
+                    files.append(dataclasses.replace(file, findings=_findings(label, classes, item)))
+                else:
+                    files.append(dataclasses.replace(file, label=_class(label, classes, item)))
                 pictures.append(Picture(image, item))
                 if len(pictures) == _PART or index == len(part) - 1:
                     how = {"image_size": config.stored_size(image_size), "channels": channels}
@@ -145,6 +150,16 @@ class _Pair:
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         return self._images[index], self._labels[index]
+
+
+def _findings(label: Any, classes: Sequence[str], item: str) -> tuple[int, ...]:
+    """Of each class 1, 0, or -1 where it is unknown."""
+    values = tuple(np.asarray(label).tolist()) if np.ndim(label) == 1 else ()
+    if len(values) != len(classes) or not set(values) <= {-1, 0, 1}:
+        raise InputError(
+            f"{item} has the label {label!r}. Give {len(classes)} numbers: 1, 0, or -1 where it is unknown."
+        )
+    return tuple(map(int, values))
 
 
 def _class(label: Any, classes: Sequence[str], item: str) -> str:

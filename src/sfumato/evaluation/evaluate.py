@@ -190,7 +190,8 @@ def _held_out(
         if data_root is not None:
             raise InputError("a folder to score, and --data-root, where the run's own images lie: give one of them.")
         if not isinstance(images, (str, Path)):
-            return labelled_objects(images, trained.classes, **trained.decoding), "folder", []
+            several = trained.objective.is_multilabel
+            return labelled_objects(images, trained.classes, several, **trained.decoding), "folder", []
         how = {**trained.decoding, "data": trained.recipe.data}
         judged, names = labelled_images(Path(images), trained.classes, report=report, **how)
         return judged, "folder", names

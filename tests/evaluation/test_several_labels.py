@@ -1,0 +1,265 @@
+"""Images that may have several labels, of which some are unknown: from the table to predictions."""
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.metrics import roc_auc_score
+from torch.nn import functional as F
+
+import sfumato
+from sfumato import cli
+from sfumato.clipping import clipped_grad
+from sfumato.config import DataConfig
+from sfumato.data import layouts
+from sfumato.evaluation.evaluate import calibrate
+from sfumato.evaluation.evaluators import Outcome, auroc_of_each, confusion, intervals, reliability
+from sfumato.evaluation.scores import Objective, score
+from sfumato.models import registry
+from tests.data.conftest import refused
+
+LABELS = ["left", "right", "dot"]
+SETTINGS = {
+    "data.classes": LABELS,
+    "data.image_size": 12,
+    "data.channels": 1,
+    "model.name": "small_cnn",
+    "privacy.noise_multiplier": 0.5,
+    "privacy.delta": 1e-4,
+    "training.batch_size": 48,
+    "training.num_steps": 20,
+}
+
+
+def pictures(count, seed):
+    """Bars at the left and at the right, and a dot in the middle, and which of them there are: (N, 3)."""
+    rng = np.random.default_rng(seed)
+    labels, images = rng.integers(0, 2, (count, 3)), rng.integers(0, 90, (count, 12, 12), dtype=np.uint8)
+    images[labels[:, 0] == 1, :, 1:3] = 255
+    images[labels[:, 1] == 1, :, 9:11] = 255
+    images[labels[:, 2] == 1, 5:7, 5:7] = 255
+    return images, labels
+
+
+def write(root, header, rows, name="labels.csv"):
+    with (root / name).open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """240 images to train on, a third of whose labels are unknown, and 80 others; two of a person each."""
+    root, rows, rng = tmp_path_factory.mktemp("several"), [], np.random.default_rng(2)
+    for part, count in (("train", 240), ("test", 80)):
+        (root / part).mkdir()
+        for place, (image, labels) in enumerate(zip(*pictures(count, len(part)), strict=True)):
+            name = f"{part}/{place:03}.png"
+            Image.fromarray(image).save(root / name)
+            cells = [str(cell) if rng.random() > (part == "train") / 3 else rng.choice(["", "-1"]) for cell in labels]
+            rows.append([name, f"{part}-{place // 2}", *cells])
+    write(root, ["file", "group", *LABELS], rows)
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(folder, tmp_path_factory):
+    place = tmp_path_factory.mktemp("runs") / "run"
+    sfumato.train("image-folder", place, settings=SETTINGS, data_root=folder)
+    return place
+
+
+def test_a_run_learns_every_label_though_a_third_of_them_is_unknown(run, folder):
+    result = json.loads((run / "result.json").read_text())
+    assert result["auroc"] > 0.9 and len(result["per_class"]) == 3 and result["accuracy"] > result["majority_rate"]
+    assert 'task = "multilabel"' in (run / "recipe.toml").read_text()
+    found = sfumato.evaluate(run)
+    assert found.accuracy == result["accuracy"] and found.auroc == result["auroc"] and found.is_multilabel
+    images, labels = pictures(80, len("test"))
+    predictions = sfumato.predict(run, [folder / "test" / f"{place:03}.png" for place in range(80)])
+    named = np.array([[name in each.labels for name in LABELS] for each in predictions])
+    assert found.accuracy == pytest.approx((named == labels).mean()) and predictions[0].class_name is None
+    shares = np.array([list(each.probabilities.values()) for each in predictions])
+    assert np.array_equal(shares > 0.5, named) and list(predictions[0].probabilities) == LABELS
+    assert found.auroc_per_class == pytest.approx(list(roc_auc_score(labels, shares, average=None)))
+    assert found.auroc == pytest.approx(roc_auc_score(labels, shares))
+    cells = [2 * own + to for own, to in zip(labels.T, named.T, strict=True)]
+    assert found.confusion == [np.bincount(each, minlength=4).tolist() for each in cells]
+    low, high = found.intervals.auroc
+    assert low <= found.auroc <= high and len(found.intervals.auroc_per_class) == 3
+
+
+def test_it_is_calibrated_and_told_of_in_words_and_in_the_report(run, folder, tmp_path, capsys):
+    own, others, rows = shutil.copytree(run, tmp_path / "run"), tmp_path / "others", []
+    others.mkdir()
+    for place, (image, labels) in enumerate(zip(*pictures(60, 9), strict=True)):
+        Image.fromarray(image).save(others / f"{place}.png")
+        rows.append([f"{place}.png", "|".join(name for name, has in zip(LABELS, labels, strict=True) if has)])
+    write(others, ["file", "label"], rows)
+    assert calibrate(own, others).is_multilabel and sfumato.load(own).is_calibrated
+    assert cli.run(["evaluate", str(own), str(others), "--report"]) == 0
+    told = capsys.readouterr().out
+    assert all(f"  {name}" in told for name in LABELS) and "AUROC" in told and "taken for" not in told
+    assert ">label<" in (own / "report.html").read_text()
+    assert cli.run(["predict", str(own), str(folder / "test" / "000.png"), "--format", "csv"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "image,class,probability,why,left,right,dot"
+    refused("several labels an image", sfumato.export, own, tmp_path / "export")
+    refused("a threshold is for two classes", calibrate, own, others, sensitivity=0.9)
+
+
+def test_arrays_give_what_the_table_gives(folder, tmp_path):
+    rows = {row["file"]: row for row in csv.DictReader((folder / "labels.csv").open())}
+    given = {}
+    for key, part, count in (("data", "train", 240), ("test", "test", 80)):
+        images, _ = pictures(count, len(part))
+        of = [[int(rows[f"{part}/{place:03}.png"][name] or -1) for name in LABELS] for place in range(count)]
+        given[key] = images, np.array(of)
+    settings, of_arrays = SETTINGS | {"run.seed": 1, "training.num_steps": 3}, tmp_path / "arrays"
+    asked = settings | {"data.task": "multilabel"}
+    one = sfumato.train("image-folder", of_arrays, settings=asked, **given)
+    other = sfumato.train("image-folder", tmp_path / "folder", settings=settings, data_root=folder)
+    assert (one.auroc, one.accuracy) == (other.auroc, other.accuracy)
+    assert sfumato.evaluate(of_arrays, given["test"]).auroc == one.auroc
+    wrong = given["data"][0], given["data"][1] + 2
+    refused("Give 3 numbers", sfumato.train, "image-folder", tmp_path / "wrong", settings=asked, data=wrong)
+
+
+def test_people_are_the_unit_of_images_with_several_labels(folder, tmp_path):
+    settings = SETTINGS | {
+        "data.group_by": "group",
+        "privacy.unit": "person",
+        "privacy.max_images_per_person": 2,
+        "training.num_steps": 2,
+    }
+    result = sfumato.train("image-folder", tmp_path / "run", settings=settings, data_root=folder)
+    assert "one person" in result.unit and result.auroc is not None
+
+
+@pytest.mark.parametrize("engine", ["graph", "func", "reference"])
+@pytest.mark.parametrize("augmult", [0, 3])
+def test_each_image_is_clipped_as_a_whole_by_the_mean_over_what_is_known_of_it(engine, augmult):
+    torch.manual_seed(0)
+    model = registry.build("small_cnn", image_size=8, channels=1, num_classes=4, options={}, seed=0).double()
+    inputs = torch.randn(5, *([augmult] if augmult else []), 1, 8, 8, dtype=torch.float64)
+    labels = torch.tensor([[1, 0, -1, 1], [-1, -1, -1, -1], [0, 0, 0, 0], [-1, 1, -1, -1], [1, 1, 1, 0]])
+    loss = Objective(is_multilabel=True).loss
+    grad_fn = clipped_grad(model, loss, clipping_norm=0.1, augmult=augmult, engine=engine, microbatch_size=2)
+    found, total = grad_fn(inputs, labels), {name: 0.0 for name, _ in model.named_parameters()}
+    for image, row in zip(inputs, labels, strict=True):
+        known = row >= 0
+        if not known.any():
+            continue
+        views = image if augmult else image[None]
+        each = F.binary_cross_entropy_with_logits(
+            model(views)[:, known], row[known].double().expand(len(views), -1), reduction="none"
+        )
+        grads = torch.autograd.grad(each.mean(1).mean(), list(model.parameters()))
+        norm = torch.stack([grad.norm() for grad in grads]).norm()
+        for name, grad in zip(total, grads, strict=True):
+            total[name] = total[name] + grad / max(norm, 0.1)
+    assert grad_fn.engine == engine and found.grad_norms[1] < 1e-100
+    for name, value in total.items():
+        torch.testing.assert_close(found.grad_sum[name], value, rtol=1e-6, atol=1e-9)
+
+
+def test_what_is_unknown_counts_nowhere():
+    generator = torch.Generator().manual_seed(0)
+    logits, labels = torch.randn(90, 3, generator=generator), torch.randint(2, (90, 3), generator=generator)
+    hidden = labels.clone()
+    hidden[torch.rand(90, 3, generator=generator) < 0.4] = -1
+    found = score(logits, hidden)
+    known = [hidden[:, place] >= 0 for place in range(3)]
+    right = [((logits[:, place] > 0) == labels[:, place])[mask].double().mean() for place, mask in enumerate(known)]
+    assert found.per_class == pytest.approx([float(value) for value in right])
+    areas = [roc_auc_score(labels[mask, place], logits[mask, place]) for place, mask in enumerate(known)]
+    outcome = Outcome(logits.double(), hidden, LABELS)
+    assert dict(auroc_of_each(outcome))["auroc_per_class"] == pytest.approx(areas)
+    assert found.auroc == pytest.approx(np.mean(areas))
+    assert [sum(row) for row in dict(confusion(outcome))["confusion"]] == [int(mask.sum()) for mask in known]
+    told = dict(reliability(outcome))
+    assert sum(part.num_images for part in told["reliability"]) == int((hidden >= 0).sum())
+    never = hidden.clone()
+    never[:, 1] = -1
+    told = dict(intervals(Outcome(logits.double(), never, LABELS)))["intervals"]
+    assert score(logits, never).per_class[1] is None and told.auroc_per_class[1] is None and told.auroc
+
+
+def test_intervals_are_of_people_with_all_their_images_and_labels():
+    """Copies of an image of one person say no more than one does."""
+    generator = torch.Generator().manual_seed(1)
+    logits, labels = torch.randn(60, 2, generator=generator), torch.randint(2, (60, 2), generator=generator)
+    once = dict(intervals(Outcome(logits.double(), labels, LABELS[:2])))["intervals"]
+    people = [str(image) for image in range(60) for _ in range(5)]
+    copies = Outcome(logits.double().repeat_interleave(5, 0), labels.repeat_interleave(5, 0), LABELS[:2], people=people)
+    again = dict(intervals(copies))["intervals"]
+    for one, other in ((once.auroc, again.auroc), *zip(once.auroc_per_class, again.auroc_per_class, strict=True)):
+        assert one == pytest.approx(other, abs=0.03)
+    assert once.accuracy == pytest.approx(again.accuracy, abs=0.02)
+
+
+JOINED = [["a.png", "left|dot"], ["b.png", "No Finding"], ["c.png", ""], ["d.png", "right; dot"], ["e.png", "left"]]
+
+
+@pytest.fixture
+def five(tmp_path):
+    for image, _ in JOINED:
+        Image.new("L", (12, 12)).save(tmp_path / image)
+    return tmp_path
+
+
+def listed(root, **settings):
+    config = DataConfig(name="folder", classes=LABELS, **settings)
+    files = layouts.list_images(config, root, lambda line: None)
+    layouts.classes_of(config, root, files)
+    return {file.name: file.findings for file in files}
+
+
+def test_labels_with_signs_between_are_read_where_that_is_asked_for(five):
+    write(five, ["file", "label"], JOINED)
+    found = listed(five, task="multilabel")
+    assert found == {
+        "a.png": (1, 0, 1),
+        "b.png": (0, 0, 0),
+        "c.png": (0, 0, 0),
+        "d.png": (0, 1, 1),
+        "e.png": (1, 0, 0),
+    }
+
+
+def test_a_column_for_each_label_is_read_as_spreadsheets_write_it(five):
+    cells = [["1", "0", ""], ["1.0", "0.0", "-1.0"], ["", "", ""], ["0", "-1", "1"], ["0", "0", "0"]]
+    rows = [[image, *own] for (image, _), own in zip(JOINED, cells, strict=True)]
+    write(five, ["file", "right", "left", "dot"], rows)
+    found = listed(five)
+    assert list(found.values()) == [(0, 1, -1), (0, 1, -1), (-1, -1, -1), (-1, 0, 1), (0, 0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "settings", "why"),
+    [
+        (["file", "label"], [["a.png", "left|dot"]], {}, "--set data.task=multilabel"),
+        (["file", "label"], [["a.png", "left|dots"]], {"task": "multilabel"}, "the label dots, which is not in"),
+        (["file", *LABELS], [["a.png", "1", "2", "0"]], {}, "right is '2'. Write 1, 0"),
+        (["file", *LABELS], [["a.png", "1", "0", "0"]], {"task": "classes"}, "needs one column 'file'.* 'label'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(tmp_path, header, rows, settings, why):
+    Image.new("L", (12, 12)).save(tmp_path / "a.png")
+    write(tmp_path, header, rows)
+    refused(why, listed, tmp_path, **settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"data.class_proportions": [0.2, 0.3, 0.5]},
+        {"training.label_smoothing": 0.1},
+        {"audit.canaries": 10},
+    ],
+)
+def test_what_is_for_single_classes_is_refused(folder, tmp_path, settings):
+    how = {"settings": SETTINGS | settings, "data_root": folder}
+    refused("these have several labels", sfumato.train, "image-folder", tmp_path / "run", **how)
