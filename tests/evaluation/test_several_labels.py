@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 import shutil
 
 import numpy as np
@@ -16,6 +17,7 @@ from sfumato import cli
 from sfumato.clipping import clipped_grad
 from sfumato.config import DataConfig
 from sfumato.data import layouts
+from sfumato.errors import InputError
 from sfumato.evaluation.evaluate import calibrate
 from sfumato.evaluation.evaluators import Outcome, auroc_of_each, confusion, intervals, reliability
 from sfumato.evaluation.scores import Objective, score
@@ -264,3 +266,54 @@ def test_what_cannot_be_meant_is_refused(tmp_path, header, rows, settings, why):
 def test_what_is_for_single_classes_is_refused(folder, tmp_path, settings):
     how = {"settings": SETTINGS | settings, "data_root": folder}
     refused("these have several labels", sfumato.train, "image-folder", tmp_path / "run", **how)
+
+
+def clinic(root, kind):
+    """CheXpert's and NIH's folders as they unpack, generated: (settings that name persons, findings of the first)."""
+    rng = np.random.default_rng(0)
+
+    def image(name):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (12, 12), dtype=np.uint8)).save(path)
+
+    if kind == "chexpert":
+        columns = ["Path", "Sex", "Age", "Frontal/Lateral", "AP/PA", "No Finding", "Cardiomegaly", "Edema"]
+        for part, people in (("train", range(1, 13)), ("valid", range(64541, 64545))):
+            rows = []
+            for person in people:
+                for view in ("view1_frontal.jpg", "view2_lateral.jpg"):
+                    name = f"{part}/patient{person:05}/study1/{view}"
+                    image(name)
+                    cells = ["Female", 68, view[6:-4].title(), "AP", *rng.choice(["", "0.0", "1.0", "-1.0"], 3)]
+                    rows.append([f"CheXpert-v1.0-small/{name}", *cells])
+            write(root, columns, rows, f"{part}.csv")
+        return "(patient[0-9]+)"
+    columns = ["Image Index", "Finding Labels", "Follow-up #", "Patient ID", "Patient Age"]
+    labels = ["No Finding", "Cardiomegaly|Edema", "Edema", "Cardiomegaly", "No Finding"]
+    rows = []
+    for person in range(40):
+        rows += [[f"{person:08}_{view:03}.png", labels[person % 5], view, person, 58] for view in (0, 1)]
+    for place, row in enumerate(rows[:-2]):  # a part of the archives is there
+        image(f"images_00{1 + place % 2}/images/{row[0]}")
+    write(root, columns, rows, "Data_Entry_2017.csv")
+    (root / "test_list.txt").write_text("00000001_000.png\n")
+    (root / "README_CHESTXRAY.pdf").write_bytes(b"%PDF")
+    return "([0-9]+)_[0-9]+[.]png"
+
+
+@pytest.mark.parametrize("kind", ["chexpert", "nih"])
+def test_folders_of_clinics_are_read_as_they_unpack_after_one_remedy(tmp_path, kind):
+    root = tmp_path / "images"
+    person = clinic(root, kind)
+    settings = {key: value for key, value in SETTINGS.items() if key != "data.classes"} | {"training.num_steps": 1}
+    settings["training.batch_size"] = 8
+    settings |= {"data.group_by": person, "privacy.unit": "person", "privacy.max_images_per_person": 2}
+    with pytest.raises(InputError) as refusal:
+        sfumato.train("image-folder", tmp_path / "run", settings=settings, data_root=root)
+    words = shlex.split(str(refusal.value).partition("as it is: ")[2])
+    remedy = dict(word.split("=", 1) for word in words[1::2])
+    said = {key: json.loads(value) if value.startswith("[") else value for key, value in remedy.items()}
+    assert words[::2] == ["--set"] * len(remedy) and {"Cardiomegaly", "Edema"} <= set(said["data.classes"])
+    result = sfumato.train("image-folder", tmp_path / "run", settings=settings | said, data_root=root)
+    assert "one person" in result.unit and (tmp_path / "run" / "model.safetensors").exists()

@@ -60,6 +60,10 @@ class DataConfig(Section):
     """
     exclude: list[str] = Field(default_factory=list)
     """What is left out of a folder: patterns such as "*.txt", "masks" or "fold1/*", in which * stands for slashes."""
+    tables: list[str] = Field(default_factory=list)
+    """Tables of labels of other names than labels.csv, such as "train.csv". The column of their files is found by the
+    endings; of each path the end counts, and what is not in the folder is passed over.
+    """
     split: Literal["train", "train+valid"] = "train+valid"
     """What is trained on: "train" holds out the validation split, "train+valid" the test split."""
     held_out: Literal["valid", "test"] | None = None

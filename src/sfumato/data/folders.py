@@ -284,7 +284,7 @@ def labelled_images(
     Raises:
         InputError: If a file is refused, an image is of another class, or none can be decoded.
     """
-    stated: dict[str, Any] = {} if data is None else pick(data, "group_by", "exclude", "task")
+    stated: dict[str, Any] = {} if data is None else pick(data, "group_by", "exclude", "tables", "task")
     stated["task"] = stated.get("task") or "classes"
     config = DataConfig(name="folder", classes=list(classes), **stated)
     with tempfile.TemporaryDirectory(prefix="sfumato-") as own:  # for its owner alone

@@ -63,13 +63,15 @@ def list_images(
     if packed:
         source, files = root, archives.unpacked(root, packed, report, unpack_to)
     else:
-        found = find_files(root, config.exclude, must_name=needs_train)
+        found = find_files(root, config.exclude, config.tables, must_name=needs_train)
         if found.notes:
             more = f" and {len(found.notes) - 3} more" if len(found.notes) > 3 else ""
             report(f"passed over: {', '.join(found.notes[:3])}{more}")
         if found.others and (found.tables or config.layout is not None):  # how to read it is said already
             leaving = proposals.leaving_out(proposals.patterns(found.others), found)
             raise InputError(f"{_beside(root, found)} Take them out, or: {leaving}")
+        if not found.tables and (table := tables.other_table(root, found)) is not None:
+            raise InputError(table)
         if not found.tables:
             try:
                 files = _of_folders(root, found, config, listed, needs_train=needs_train)
@@ -88,7 +90,7 @@ def list_images(
                 raise InputError(f"{misread.what} {remedy}") from None
         source, files = (
             found.tables[0],
-            tables.read_labels(root, found, classes=listed, task=config.task, needs_train=needs_train),
+            tables.read_labels(root, found, report, classes=listed, task=config.task, needs_train=needs_train),
         )
     if listed is None:
         labels = sorted({item.label for item in files})

@@ -101,11 +101,12 @@ class Found:
     left_out: list[str] = dataclasses.field(default_factory=list)
 
 
-def find_files(root: Path, exclude: Sequence[str] = (), *, must_name: bool = True) -> Found:
+def find_files(root: Path, exclude: Sequence[str] = (), tables: Sequence[str] = (), *, must_name: bool = True) -> Found:
     """Walks through a folder, once.
 
     Args:
         exclude: Patterns of what is left out (`data.exclude`).
+        tables: Of labels, by names of their own (`data.tables`).
         must_name: Whether each must name something.
 
     Raises:
@@ -130,7 +131,7 @@ def find_files(root: Path, exclude: Sequence[str] = (), *, must_name: bool = Tru
             if not path.is_file():
                 raise InputError(f"{path} is a broken link or no ordinary file. Take it out of the folder.")
             name = relative_name(path, root)
-            is_table = path.name in FILE_COLUMNS and _may_hold_tables(name)
+            is_table = name in tables or (path.name in FILE_COLUMNS and _may_hold_tables(name))
             if excluded(name, exclude, used) and (not is_table or name in exclude):
                 found.left_out.append(name)
                 passed_over.update(map(str, PurePosixPath(name).parents))
@@ -143,6 +144,9 @@ def find_files(root: Path, exclude: Sequence[str] = (), *, must_name: bool = Tru
                 found.images.append(ImageFile(path, name, stamp_of(path)))
             else:
                 found.others.append(name)
+    for name in tables:
+        if must_name and root / name not in found.tables:
+            raise InputError(f"data.tables: there is no file {name} in {root}. Name it as it lies there.")
     for pattern in exclude:
         if must_name and pattern not in used:
             raise InputError(f"data.exclude: nothing in {root} is called {pattern!r}. Name what is, or take it out.")

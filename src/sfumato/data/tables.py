@@ -11,13 +11,24 @@ import dataclasses
 import itertools
 import json
 import re
+import shlex
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from sfumato.data.listing import FILE_COLUMNS, PART_MEANT, Found, ImageFile, find_files, parts_of, relative_name
-from sfumato.data.proposals import leaving_out
+from sfumato.data.listing import (
+    EXTENSIONS,
+    FILE_COLUMNS,
+    PART_MEANT,
+    Found,
+    ImageFile,
+    find_files,
+    parts_of,
+    relative_name,
+)
+from sfumato.data.proposals import leaving_out, patterns
+from sfumato.data.store import Report
 from sfumato.errors import InputError, refusing
 
 _KNOWN = {*FILE_COLUMNS.values(), "label", "group"}
@@ -31,6 +42,7 @@ _Table = tuple[list[str], list[tuple[int, dict[str, Any]]]]
 def read_labels(
     root: Path,
     found: Found,
+    report: Report,
     *,
     classes: Sequence[str] | None = None,
     task: str | None = None,
@@ -45,6 +57,7 @@ def read_labels(
     Args:
         root: The folder.
         found: What lies in it.
+        report: Takes lines for the user.
         classes: The listed classes: folders of their names are no parts.
         task: As `data.task` says. Where a table has a column for each class, images have several labels.
         needs_train: Whether there must be a training part, where there are parts.
@@ -55,17 +68,23 @@ def read_labels(
             none of the parts.
     """
     for one, other in itertools.pairwise(found.tables):
-        if one.parent in (other.parent, root):
+        if one.parent in (other.parent, root) and one.name in FILE_COLUMNS:
             raise InputError(f"{one} and {other} both give labels. Keep one of them.")
     files = {file.name: file for file in found.images}
     folders = sorted({name.split("/")[0] for name in files if "/" in name})
     parts = parts_of(root, list(files), folders, classes, needs_train=needs_train)
     labelled: dict[str, ImageFile] = {}
     lines: dict[str, str] = {}
+    by_end, num_missing = names_by_end(files), 0
     for table in found.tables:
         for line, file, row in _rows(table, root, found, classes or (), task):
             where = f"{table} line {line}"
             name = _name_of(table, root, file)
+            if table.name not in FILE_COLUMNS:
+                name = by_end.get(next((end for end in _ends(file) if end in by_end), "")) or ""
+                num_missing += not name
+            if not name:
+                continue
             if name in labelled:
                 raise InputError(f"{where}: {file} stands in {lines[name]} already. Take one line out.")
             if name.startswith(tuple(found.left_out)):
@@ -84,6 +103,8 @@ def read_labels(
                 files[name], label=label, findings=findings, part=part, group=row.get("group")
             )
             lines[name] = f"line {line}" if len(found.tables) == 1 else where
+    if num_missing:
+        report(f"{num_missing} lines of the tables are of images that are not in {root}: passed over")
     deeper = [name for name, item in labelled.items() if item.part is None and _lies_in_a_part(name, classes or ())]
     if deeper:
         remedy = "Give the table a column split: train, valid or test."
@@ -111,12 +132,76 @@ def _part_of(where: str, file: str, lies_in: str | None, split: str | None) -> s
     return stated
 
 
+def names_by_end(names: Iterable[str]) -> dict[str, str | None]:
+    """Each end of each name, of whole parts; None where it is of two names."""
+    found: dict[str, str | None] = {}
+    for name in names:
+        for end in _ends(name):
+            found[end] = None if end in found else name
+    return found | {name: name for name in names}
+
+
+def _ends(path: str) -> list[str]:
+    """A path and what is left of it without its first folders, longest first."""
+    parts = unicodedata.normalize("NFC", path).replace("\\", "/").split("/")
+    return ["/".join(parts[start:]) for start in range(len(parts))]
+
+
+def _column_of_files(header: Sequence[str], lines: Sequence[tuple[int, dict[str, Any]]]) -> str | None:
+    """The first column of which every cell names an image by its ending."""
+    for name in header:
+        if lines and all(_as_text(cells.get(name)).lower().endswith(EXTENSIONS) for _, cells in lines):
+            return name
+    return None
+
+
+def _column_of_labels(header: Sequence[str]) -> str:
+    """The one column whose name has "label" in it."""
+    named = [name for name in header if "label" in name.casefold()]
+    return named[0] if len(named) == 1 else "label"
+
+
+def other_table(root: Path, found: Found) -> str | None:
+    """What to say of tables of labels that have names of their own, with all that would read them; None: there is none.
+    Classes are shown to the owner, who states those that may be known.
+    """
+    by_end, named, classes, has_signs = names_by_end(file.name for file in found.images), [], dict[str, None](), False
+    for name in found.others:
+        if not name.lower().endswith((".csv", ".tsv")):
+            continue
+        header, lines = _read(root / name)
+        column = _column_of_files(header, lines)
+        if column is None or not any(end in by_end for _, cells in lines for end in _ends(_as_text(cells[column]))):
+            continue
+        each = [other for other in header if all(_as_text(cells.get(other)) in _FINDINGS for _, cells in lines)]
+        stated = [cell for _, cells in lines for cell in [_as_text(cells.get(_column_of_labels(header)))] if cell]
+        if len(each) < 2 and not stated:
+            continue
+        named.append(name)
+        if len(each) < 2:
+            has_signs |= any(re.search("[|;]", cell) for cell in stated)
+            each = sorted({part.strip() for cell in stated for part in re.split("[|;]", cell)} - {"", _NONE})
+        classes |= dict.fromkeys(each)
+    if not named:
+        return None
+    others = [name for name in found.others if name not in named]
+    settings = [f"data.tables={json.dumps(named)}", f"data.classes={json.dumps(list(classes), ensure_ascii=False)}"]
+    settings += ["data.task=multilabel"] if has_signs else []
+    settings += [f"data.exclude={json.dumps([*found.exclude, *patterns(others)])}"] if others else []
+    return (
+        f"{root / named[0]} seems to give labels. Classes are published, so state those that may be known; as it is: "
+        + " ".join(f"--set {shlex.quote(setting)}" for setting in settings)
+    )
+
+
+_FINDINGS = {"": -1, "-1": -1, "-1.0": -1, "0": 0, "0.0": 0, "1": 1, "1.0": 1}
+
+
 def _finding(where: str, name: str, cell: str) -> int:
     """1, 0, or -1 for what is unknown: empty, too."""
-    known = {"": -1, "-1": -1, "-1.0": -1, "0": 0, "0.0": 0, "1": 1, "1.0": 1}
-    if cell not in known:
+    if cell not in _FINDINGS:
         raise InputError(f"{where}: {name} is {cell!r}. Write 1, 0, or, where it is unknown, -1 or nothing.")
-    return known[cell]
+    return _FINDINGS[cell]
 
 
 def _joined(where: str, label: str, classes: Sequence[str]) -> tuple[int, ...]:
@@ -136,9 +221,11 @@ def _rows(
     findings and several labels may be empty.
     """
     header, lines = _read(table)
-    file = FILE_COLUMNS[table.name]
+    file, label = FILE_COLUMNS.get(table.name) or "", "label"
+    if not file:
+        file, label = _column_of_files(header, lines) or "file", _column_of_labels(header)
     has_findings = task != "classes" and bool(classes) and set(classes) <= set(header)
-    columns = {file: file} | ({name: name for name in classes} if has_findings else {"label": "label"})
+    columns = {file: file} | ({name: name for name in classes} if has_findings else {"label": label})
     columns |= {name.casefold(): name for name in header if name.casefold() == "split" or name == "group"}
     if any(header.count(name) != 1 for name in columns.values()):
         listed = " and ".join(f"one column {name!r}" for name in columns.values())
