@@ -83,7 +83,7 @@ def test_groups_never_straddle_and_are_hashed_instead_of_the_path():
 def test_a_group_on_both_sides_of_a_given_split_is_refused():
     both = [labelled(f"{part}/0.png", part, group) for part, group in (("train", "p"), ("valid", "p"), ("test", "q"))]
     assert len(split(both, "train+valid")["train"]) == 2  # here valid/ is trained on
-    refused(r"group p has images on both sides: train/0.png \(train\) and valid/0.png", split, both, "train")
+    refused(r"one group has images on both sides: train/0.png \(train\) and valid/0.png", split, both, "train")
     both += [labelled(f"{part}/1.png", part, "r") for part in ("valid", "train")]
     refused("So have 1 more groups. Move all of a group", split, both, "train")
 

@@ -80,7 +80,7 @@ CHANGES = {
     "one bit of one pixel": one_pixel,
     "one label": lambda s: replace(s, labels=s.labels ^ (torch.arange(len(s)) == 1)),
     "one readable flag": lambda s: replace(s, readable=torch.arange(len(s)) != 2),
-    "one group": lambda s: replace(s, groups=["q", *s.groups[1:]]),
+    "one group": lambda s: replace(s, groups=[s.groups[1], *s.groups[1:]]),
     "no groups": lambda s: replace(s, groups=None),
     "the mean": lambda s: replace(s, mean=(0.25,)),
     "the scale": lambda s: replace(s, max_value=16),

@@ -126,7 +126,6 @@ REFUSED = {
     "shards/{train,val}/000{0..1}.tar": "flat in one folder",
     "raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte": "A named set reads such files: --set data.name=mnist",
     "{train,test}_x.h5": "Arrays and tables of pixels are not read",
-    "{a,b}/{0..3}.dcm train.csv notes.docx": "is DICOM",
 }
 
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from sfumato.data import store
+from sfumato.data import dicom, store
 from sfumato.data.listing import EXTENSIONS, PART_MEANT, ImageFile, is_left_out, is_note, stamp_of, words_of
 from sfumato.data.store import Report
 from sfumato.errors import InputError, refusing
@@ -109,6 +109,9 @@ def _unpack(root: Path, found: Sequence[Path], folder: Path, report: Report) -> 
     with open(folder / _IMAGES, "wb") as file:
 
         def keep(content: bytes) -> tuple[int, int]:
+            if dicom.is_dicom(content):
+                remedy = "Unpack the archives into class folders."
+                raise InputError(f"{root} holds DICOM, which names people: it is not copied into the cache. {remedy}")
             return file.tell(), file.write(content)
 
         for path in found:

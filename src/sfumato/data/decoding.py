@@ -19,7 +19,7 @@ from sfumato.accounting import formats
 from sfumato.config import Resize
 from sfumato.data import pixels, store
 from sfumato.data.images import ImageSet, Scale
-from sfumato.data.listing import ImageFile
+from sfumato.data.listing import DICOM, ImageFile
 from sfumato.data.pixels import Picture
 from sfumato.data.store import Report, Rows
 
@@ -101,6 +101,8 @@ def decode_cached(
     how: dict[str, Any] = {"image_size": image_size, "channels": channels, "resize": resize}
     settings = {"root": str(root.resolve()), "rules": pixels.RULES_VERSION}
     settings["pillow"] = importlib.metadata.version("pillow")
+    if any(file.name.lower().endswith(DICOM) for file in files):
+        settings["pydicom"] = importlib.metadata.version("pydicom")
     slot = store.slot_of(settings | how, "images")
     if slot is not None:
         try:

@@ -148,11 +148,13 @@ class Listing:
         self._report_cut(decoded.kept, "images")
         self._report_copies(decoded)
         white = np.iinfo(decoding.stored_type(self.facts.channels)).max
-        some = decoded.images.numpy()[:: max(1, len(decoded.images) // _LOOKED_AT)]  # not all of what lies on disk
-        if some.max() <= white // 16:
+        places = decoded.readable.nonzero()[:: max(1, len(decoded.images) // _LOOKED_AT), 0]
+        some = decoded.images.numpy()[places]  # not all of what lies on disk
+        if some.size and int(some.max()) - int(some.min()) <= white // 16:
             self.report(
-                "warning: no pixel of the images exceeds a sixteenth of white. Are they of 12 bits in files of 16? "
-                f"Convert them, or let the PNG files say so (sBIT). {FOR_OWNER}"
+                "warning: no two pixels of the images differ by more than a sixteenth of white. Are they of 12 bits in "
+                "files of 16? Convert them, or let the files say so: PNG by sBIT, DICOM by its stored bits or a window "
+                f"(WindowCenter, WindowWidth). {FOR_OWNER}"
             )
         groups = None if self.config.group_by is None else [str(item.group) for item in self.files]
         return decoded.seen(self.facts.image_size, self.scale, _labels(self.files, self.classes), groups)

@@ -141,7 +141,9 @@ class ImageSet:
 
     def content(self) -> Iterator[bytes]:
         """All that an update could depend on, in parts of which none could stand for another."""
-        yield repr((self.groups, len(self))).encode()
+        places: dict[str, int] = {}  # who is one person, without names
+        numbers = None if self.groups is None else [places.setdefault(group, len(places)) for group in self.groups]
+        yield repr((numbers, len(self))).encode()
         yield _little_endian(self.labels)
         yield from self.pixels()
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from sfumato.config import DataConfig
-from sfumato.data import archives, proposals, tables
+from sfumato.data import archives, dicom, proposals, tables
 from sfumato.data.listing import (
     DICOM,
     EXTENSIONS,
@@ -36,6 +36,8 @@ from sfumato.data.store import Report
 from sfumato.errors import InputError, refusing
 
 HELD_OUT_FRACTION = 0.2
+PATIENT_ID = "PatientID"
+"""The group in the header of DICOM files. It is named to nobody: what is said of such groups names files."""
 Part = Literal["train", "valid", "test"]
 _GROUP = "Put what names a person in parentheses, as in '(patient[0-9]+)'; 'group' alone is a table's column."
 MOST_NAMED = 5
@@ -176,8 +178,8 @@ def _pattern(steps: Sequence[str]) -> re.Pattern[str]:
 
 
 def with_groups(config: DataConfig, files: Sequence[ImageFile], root: Path, report: Report) -> list[ImageFile]:
-    """The same files with the groups (people) that `data.group_by` tells: as the folder states them, or read from each
-    name by a pattern's first group. None: without groups.
+    """The same files with the groups (people) that `data.group_by` tells: as the folder states them, as DICOM files do,
+    or read from each name by a pattern's first group. None: without groups.
 
     Raises:
         InputError: If a file has no group, or the pattern is none.
@@ -186,9 +188,13 @@ def with_groups(config: DataConfig, files: Sequence[ImageFile], root: Path, repo
     if group_by is None:
         if any(file.group for file in files):
             report(f'{root} has a column "group", which is not used: --set data.group_by=group keeps each on one side')
+        elif any(file.name.lower().endswith(DICOM) for file in files):
+            report(f"whose DICOM files are is not looked at: --set data.group_by={PATIENT_ID} keeps each on one side")
         return [dataclasses.replace(file, group=None) for file in files]
-    is_stated = group_by == "group" and any(file.group for file in files)
-    if is_stated:
+    is_stated = group_by == PATIENT_ID or (group_by == "group" and any(file.group for file in files))
+    if group_by == PATIENT_ID:
+        named = dicom.patients_of(files)
+    elif is_stated:
         named = [file.group for file in files]
     else:
         with refusing(f"data.group_by = {group_by!r} is no regular expression", _GROUP, re.error):
@@ -209,9 +215,10 @@ def with_groups(config: DataConfig, files: Sequence[ImageFile], root: Path, repo
                 remedy = f"Correct the expression, or leave them out: {leaving}"
         what = f"data.group_by = {group_by!r} reads no group from {proposals.listed(lost)}"
         raise InputError(f"{what} ({len(lost)} of {len(files)} files). {remedy}")
+    first = {str(file.group): file.name if group_by == PATIENT_ID else str(file.group) for file in reversed(grouped)}
     alike = collections.defaultdict(list)  # apart by case, width or the like alone: one person perhaps
-    for name in sorted({str(file.group) for file in grouped}):
-        alike[" ".join(unicodedata.normalize("NFKC", name).casefold().split())].append(name)
+    for name, shown in sorted(first.items()):
+        alike[" ".join(unicodedata.normalize("NFKC", name).casefold().split())].append(shown)
     same = ", ".join([" / ".join(spellings) for spellings in alike.values() if len(spellings) > 1][:MOST_NAMED])
     if same:
         report(f"warning: groups that differ by upper and lower case or the like are different people here: {same}")
@@ -322,10 +329,10 @@ def split(files: Sequence[ImageFile], which: Literal["train", "train+valid"]) ->
             if other != part:
                 both.setdefault(item.group, f"{first.name} ({other}) and {item.name} ({part})")
         parts[part].append(place)
-    for group, where in both.items():
+    for where in both.values():
         more = f" So have {len(both) - 1} more groups." if len(both) > 1 else ""
         remedy = "Move all of a group into one part; if they are two people, give them two names."
-        raise InputError(f"group {group} has images on both sides: {where}.{more} {remedy}")
+        raise InputError(f"one group has images on both sides: {where}.{more} {remedy}")
     return parts
 
 

@@ -7,6 +7,7 @@ refused.
 """
 
 import dataclasses
+import importlib.util
 import io
 import os
 import re
@@ -18,8 +19,9 @@ from typing import IO, NoReturn
 
 from sfumato.errors import InputError
 
-EXTENSIONS = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".webp", ".tif", ".tiff")
 DICOM = (".dcm", ".dicom", ".ima")
+_PICTURES = (".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".bmp", ".webp", ".tif", ".tiff")
+EXTENSIONS = _PICTURES + (DICOM if importlib.util.find_spec("pydicom") else ())
 PARTS = ("train", "valid", "test")
 PART_MEANT = {"training": "train", "validation": "valid", "val": "valid", "dev": "valid", "testing": "test"} | {
     part: part for part in PARTS
@@ -28,7 +30,7 @@ FILE_COLUMNS = {"labels.csv": "file", "metadata.csv": "file_name", "metadata.jso
 """Names of tables of labels, and the column that holds paths relative to the table's folder."""
 _LEFT_OUT = "thumbs.db desktop.ini __macosx _ds_store icon\r @eadir #recycle $recycle.bin lost+found".split(" ")
 _LEFT_OUT.append("system volume information")
-_NOTES = ("readme", "license", "licence", "copying", "notice", "changelog", "citation")
+_NOTES = ("readme", "license", "licence", "copying", "notice", "changelog", "citation", "dicomdir")
 
 
 class Misread(InputError):
@@ -232,10 +234,7 @@ def refuse_kind(path: Path) -> NoReturn:
     extension = path.suffix.lower()
     why = f"is of no known kind of image ({', '.join(EXTENSIONS)}). Convert it, or take it out of the folder."
     if extension in DICOM:
-        why = (
-            "is DICOM, which is not read. Convert it to 16-bit PNG, for example by DCMTK's `dcmj2pnm "
-            "--write-16-bit-png`, and see to it that no name is written into the picture."
-        )
+        why = "is DICOM, and pydicom, which reads it, is not installed. Install it: pip install pydicom"
     elif extension in (".csv", ".tsv", ".xlsx", ".xls", ".ods"):
         why = (
             "is no image. A table of labels is named labels.csv, with commas between the columns file, label and, for "

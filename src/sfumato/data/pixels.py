@@ -3,7 +3,7 @@
 The rules, which never look at a second image:
 
 - The container decides, not the extension: PNG, JPEG, BMP, WebP, TIFF; of several frames the first. A TIFF of several
-  pages, of signed samples or of planes of 16 bits is unreadable.
+  pages, of signed samples or of planes of 16 bits is unreadable. DICOM is read under its own names (`dicom`).
 - EXIF orientation is applied. Colour profiles are not.
 - Transparency is composited on white. CMYK, palette and the like become RGB.
 - 16-bit grey keeps its range: 65535 is white (4095 in a 12-bit TIFF, or in a PNG that says so by sBIT and holds no
@@ -25,7 +25,8 @@ import numpy as np
 import torch
 
 from sfumato.config import Resize
-from sfumato.data.listing import ImageFile
+from sfumato.data import dicom
+from sfumato.data.listing import DICOM, ImageFile
 from sfumato.errors import InputError, refusing
 
 RULES_VERSION = 3
@@ -43,8 +44,8 @@ _TIFF_SUBFILE, _TIFF_BITS_PER_SAMPLE, _TIFF_PHOTOMETRIC = 254, 258, 262
 _TIFF_SAMPLES, _TIFF_PLANES, _TIFF_SAMPLE_FORMAT = 277, 284, 339
 _SIGNIFICANT_BITS = "significant bits"
 _ANEW = "or save it anew as PNG of 8 or 16 bits"
-_HEAD = 25
-"""Bytes at a file's beginning: the last of them says how many bits a sample of a PNG has."""
+_HEAD, _DEPTH = 132, 24
+"""Bytes at a file's beginning, and which of them says how many bits a sample of a PNG has."""
 _PNG = b"\x89PNG\r\n\x1a\n"
 _TEXTS = (b"tEXt", b"zTXt", b"iTXt")
 _TEXTS_READ = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0\0")
@@ -111,12 +112,15 @@ def decode(path: Path | ImageFile | Picture, into: np.ndarray, kept: np.ndarray,
         file.seek(0)
         try:
             content, bits = _of_png(file) if head.startswith(_PNG) else (file, None)
-            image = Image.open(content, formats=FORMATS)
+            if dicom.is_dicom(head) and path.name.lower().endswith(DICOM):
+                image = dicom.picture(file, MAX_PIXELS)
+            else:
+                image = Image.open(content, formats=FORMATS)
             if image.width * image.height > MAX_PIXELS:
                 raise Image.DecompressionBombError
             _refuse_layout(image)
-            if bits and image.mode in ("1", "L") and "transparency" in image.info and head[-1] < 8:
-                image.info["transparency"] *= 255 // (2 ** head[-1] - 1)  # as the pixels are, which Pillow leaves out
+            if bits and image.mode in ("1", "L") and "transparency" in image.info and (depth := head[_DEPTH]) < 8:
+                image.info["transparency"] *= 255 // (2**depth - 1)  # as the pixels are, which Pillow leaves out
             image.info[_SIGNIFICANT_BITS], part = bits or 16, min(image.size) / max(image.size)
             into[:] = _to_square(image, into.shape[-1], len(into), resize)
             kept[:] = part
@@ -126,7 +130,8 @@ def decode(path: Path | ImageFile | Picture, into: np.ndarray, kept: np.ndarray,
             named = [name for name in FORMATS if (accepts := Image.OPEN[name][1]) and accepts(head)]
             if named:
                 return f"it is a damaged {named[0]}, or of a kind that is not read: put the original there, {_ANEW}"
-            what = f"holds none of {', '.join(FORMATS)}: convert it to PNG" if head else "is empty: put the image there"
+            known = ", ".join((*FORMATS, "DICOM"))
+            what = f"holds none of {known}: convert it to PNG" if head else "is empty: put the image there"
             return f"it {what}, or take it out"
         except InputError as error:
             return str(error)

@@ -182,7 +182,8 @@ def _drawn(recipe: Recipe, facts: Facts) -> tuple[Recipe, Facts, list[Choice]]:
     if recipe.data.name == "folder" and not recipe.data.group_by:
         raise InputError(
             "an epsilon for each person needs to know whose each image is: give data.group_by, for example --set "
-            "data.group_by=group, a column of labels.csv, or --set 'data.group_by=/(p[0-9]+)_', read from each path."
+            "data.group_by=group, a column of labels.csv, data.group_by=PatientID of DICOM files, or --set "
+            "'data.group_by=/(p[0-9]+)_', read from each path."
         )
     if drawn == "images":
         return recipe, facts, choices
