@@ -30,7 +30,7 @@ SETTINGS = {
     "data.image_size": 12,
     "data.channels": 1,
     "model.name": "small_cnn",
-    "privacy.noise_multiplier": 0.5,
+    "privacy.noise_multiplier": 0.2,
     "privacy.delta": 1e-4,
     "training.batch_size": 48,
     "training.num_steps": 20,
