@@ -431,19 +431,19 @@ def test_every_network_is_told_with_its_options(capsys):
 _PLACE = "--data-root --device --trust --json"
 SURFACE = {
     "train": "--epsilon --epsilon-per-person --images-per-person --delta --set --output --accountant --calibrate "
-    f"--non-private --dry-run --resume --max-lost --repeat --seeds --no-cache {_PLACE}",
+    f"--non-private --dry-run --resume --max-lost --budget --repeat --seeds --no-cache {_PLACE}",
     "plan": "--num-examples --delta --batch-size --num-steps --noise-multiplier --epsilon --images-per-person --recipe "
     "--accountant --table --throughput --devices --bandwidth --reading --price --more-data --plot --trust --json",
     "simulate": f"--batch-size --seeds --epsilon --delta --set --output {_PLACE}",
     "search": "--trials --space --sampler --prune --paid --score-noise --batch-size --seeds --data --epsilon --delta "
     f"--set --storage --worker --output {_PLACE}",
-    "sweep": f"--grid --cells --seeds --paired --workers --epsilon --delta --set --output {_PLACE}",
+    "sweep": f"--grid --cells --seeds --paired --workers --epsilon --delta --set --output --budget {_PLACE}",
     "scaling-law": "--predict-batch-size --plot --page --json",
     "report": "--output --json",
     "evaluate": "--data-root --test-views --specificity --prevalence --by --plot --report --trust --json",
     "predict": "--format --trust --json",
     "calibrate": "--positive --sensitivity --specificity --publish --data-root --trust --json",
-    "resume": f"--max-lost --no-cache {_PLACE}",
+    "resume": f"--max-lost --budget --no-cache {_PLACE}",
     "audit bounds": "--delta --epsilon --confidence --page --json",
     "audit canary": "--epsilon --delta --num-steps --sampling-prob --num-games --confidence --page --json",
     "audit membership": "--epsilon --num-models --num-examples --delta --data-root --fixed-batches --augmult "
@@ -460,6 +460,9 @@ SURFACE = {
     "figures list": "--json",
     "figures run": "--scale --train --seeds --paired --workers --output --data-root --device --json",
     "schema": "",
+    "budget new": "--epsilon --delta --recipe --set --data-root --json",
+    "budget show": "--json",
+    "budget return": "--json",
     "cache list": "--json",
     "cache clear": "--json",
 }

@@ -18,7 +18,7 @@ _context.set_forkserver_preload(
         "dp_accounting.rdp matplotlib.backends.backend_svg matplotlib.figure networkx optuna.storages sklearn.datasets "
         "torch._dynamo torch._export.passes torch._export.serde torch._functorch.aot_autograd torch._inductor.codegen "
         "torch.export._trace torch.func sfumato.accounting.attacker sfumato.accounting.calibration sfumato.cli.app "
-        "sfumato.data.folders sfumato.reporting.charts sfumato.studies.sweep"
+        "sfumato.data.folders sfumato.reporting.charts sfumato.studies.sweep sfumato.training.private_loop"
     ).split()
 )
 

@@ -82,7 +82,9 @@ def epsilon(
     return _epsilon_of_best(mechanism, delta, selection)
 
 
-def epsilon_together(mechanisms: Iterable[Mechanism], delta: float, accountant: Accountant = "pld") -> Spent:
+def epsilon_together(
+    mechanisms: Iterable[Mechanism], delta: float, accountant: Accountant = "pld", *, parts_of_data: bool = False
+) -> Spent:
     """What somebody learns who sees all releases of all these runs.
 
     The losses of all updates add up (PLD, on one grid), or the divergences at each order (RDP). Releases of all
@@ -100,6 +102,8 @@ def epsilon_together(mechanisms: Iterable[Mechanism], delta: float, accountant: 
         mechanisms: On the same examples, each drawn by itself from the others ("poisson").
         delta: In (0, 1), of all together.
         accountant: As in `epsilon`.
+        parts_of_data: Whether each may be on a part of the examples alone: who is in no more than some of them is
+            covered all the more.
 
     Returns:
         As `epsilon`. Infinity where one has no noise.
@@ -119,10 +123,10 @@ def epsilon_together(mechanisms: Iterable[Mechanism], delta: float, accountant: 
         _refuse_unknown(mechanism, delta)
         if mechanism.most_images > 1 and accountant == "rdp":
             raise InputError(_ONLY_PLD)
-    units = {(mechanism.num_examples, mechanism.images_per_unit) for mechanism in mechanisms}
+    units = {(0 if parts_of_data else each.num_examples, each.images_per_unit) for each in mechanisms}
     if len(units) > 1:
         raise ValueError("the mechanisms are not of the same examples")
-    images = mechanisms[0].most_images if mechanisms else 1
+    images = max((mechanism.most_images for mechanism in mechanisms), default=1)
     if not all(mechanism.has_noise for mechanism in mechanisms):
         return Spent(math.inf, math.inf if images == 1 else None, None, "rdp" if images == 1 else "pld", _NO_NOISE)
     steps: Counter[tuple[float, float]] = Counter()

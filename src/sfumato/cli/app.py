@@ -7,6 +7,7 @@ import typer
 from sfumato import __version__
 from sfumato.cli import (
     audit,
+    budget,
     check,
     evaluate,
     export,
@@ -50,7 +51,11 @@ kept = typer.Typer(
     help="What is kept of your images, in plain numbers and for you alone: list, clear.", no_args_is_help=True
 )
 options.add(kept, files.list_, files.clear)
-for name, group in {"recipes": shipped, "figures": papers, "audit": attacks, "cache": kept}.items():
+shared = typer.Typer(
+    help="One budget for all private runs on the same images: new, show, return.", no_args_is_help=True
+)
+options.add(shared, budget.new, budget.show, budget.return_)
+for name, group in {"budget": shared, "recipes": shipped, "figures": papers, "audit": attacks, "cache": kept}.items():
     app.add_typer(group, name=name)
 
 

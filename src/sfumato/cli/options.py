@@ -17,6 +17,7 @@ EXPLAINED = {
     "epsilon": "Target epsilon of a private run.",
     "delta": "Delta; default: the largest power of ten up to 1/(10 N).",
     "accountant": "pld (tighter) or rdp.",
+    "budget": "The file of a budget (sfumato budget new) that each run reserves its plan in, or is refused.",
     "set_": "Changes one key of the recipe.",
     "data_root": "Where the data lies; for named data sets default: $SFUMATO_DATA.",
     "seeds": "One run for each, its seed public, so not private: 0,1,2 or a range, 0-4.",

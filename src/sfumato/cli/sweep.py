@@ -30,6 +30,7 @@ def sweep(
     delta: float | None = None,
     set_: options.Set = None,
     output_: Path | None = None,
+    budget: Path | None = None,
     data_root: Path | None = None,
     device: str = "auto",
     trust: options.Trust = None,
@@ -54,7 +55,7 @@ def sweep(
 
     runs, paired = options.runs_of_a_cell(seeds, paired)
     how: dict[str, Any] = {"paired": paired, "workers": workers, "data_root": data_root, "device": device}
-    how |= {"seeds": 1 if runs is None else runs, "name": name, "trust": trusted}
+    how |= {"seeds": 1 if runs is None else runs, "name": name, "trust": trusted, "budget": budget}
     folder = output_ or Path("runs") / f"{name.replace('/', '-')}-sweep"
     listed = [] if cells is None else read_cells(cells)
     wanted = SweepOptions(parsed, parse_grid(grid or []), listed, output=folder, **how)

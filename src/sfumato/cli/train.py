@@ -1,5 +1,6 @@
 """`sfumato train` and `sfumato resume`: training under a recipe's budget."""
 
+import dataclasses
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,6 +38,7 @@ def train(
     dry_run: bool = False,
     resume_: bool = False,
     max_lost: options.Share = MOST_LOST,
+    budget: Path | None = None,
     repeat_: Annotated[int | None, typer.Option(min=1, max=1000)] = None,
     seeds: str | None = None,
     trust: options.Trust = None,
@@ -68,10 +70,12 @@ def train(
     name, parsed, trusted = asked(recipe, privacy, set_, data_root, trust, calibrate_)
     numbers = None if seeds is None else options.parse_seeds(seeds)
     several = repeat_ is not None or numbers is not None
+    again: dict[str, Any] = {"data_root": data_root, "device": device, "non_private": non_private, "trust": trusted}
+    again |= {"budget": budget}
     if dry_run:
         if several:
             parsed = _one_of_them(parsed, repeat_, numbers)
-        _show_plan(parsed, data_root, device, non_private, trusted, json_)
+        _show_plan(parsed, again, json_)
         if repeat_ is not None and not json_:
             output.say(f"so for each of {repeat_} runs: their epsilons add up")
         return
@@ -80,7 +84,6 @@ def train(
     from sfumato.training.trainer import train as run_training
 
     folder = output_ or (launch.newest_unfinished(name) if resume_ and not several else launch.new_folder(name))
-    again: dict[str, Any] = {"data_root": data_root, "device": device, "non_private": non_private, "trust": trusted}
     again |= {"max_lost": max_lost} | ({"resume": True} if resume_ else {})
     if several:
         with output.interruptible(*([] if output_ else ["--output", str(folder)]), kept="everything is kept"):
@@ -100,6 +103,7 @@ def resume(
     data_root: Path | None = None,
     device: str = "auto",
     max_lost: options.Share = MOST_LOST,
+    budget: Path | None = None,
     trust: options.Trust = None,
     no_cache: options.NoCache = False,
     json_: bool = False,
@@ -113,7 +117,7 @@ def resume(
 
     command = resume_command(run, trust or [], device, no_cache, max_lost, data_root)
     with output.interruptible(command=command, kept="everything is kept"):
-        result = go_on(run, data_root=data_root, device=device, max_lost=max_lost, trust=trust or ())
+        result = go_on(run, data_root=data_root, device=device, max_lost=max_lost, budget=budget, trust=trust or ())
     output.answer(result, json_, lambda result: show_result(result, trust or []))
 
 
@@ -214,21 +218,22 @@ def _trusted(recipe: config.Recipe, assignments: list[str], trust: list[str]) ->
     return trust if module is None or module in trust else [*trust, module]
 
 
-def _show_plan(
-    parsed: config.Recipe, data_root: Path | None, device: str, non_private: bool, trust: list[str], json_: bool
-) -> None:
+def _show_plan(parsed: config.Recipe, given: dict[str, Any], json_: bool) -> None:
     from sfumato.data import loading as datasets
     from sfumato.json_record import finite, pick
     from sfumato.planning.claims import claims
     from sfumato.planning.resolve import resolve, resolve_without_privacy
+    from sfumato.run_folder import launch
     from sfumato.training.trainer import expected_seconds
 
+    data_root, non_private = given["data_root"], given["non_private"]
     asked = parsed.model_copy(update={"privacy": None}) if non_private else parsed
     listed = datasets.list_for(asked, data_root, output.note)
     listed.report_first()
     held_out, num_held_out = listed.judged_by(datasets.is_judged_on_test(asked))
     plan = (resolve_without_privacy if non_private else resolve)(parsed, listed.facts)
-    seconds = expected_seconds(plan, listed.facts, num_held_out, device, trust)
+    launch.require_room([dataclasses.replace(plan, budget=given["budget"])])
+    seconds = expected_seconds(plan, listed.facts, num_held_out, given["device"], given["trust"])
     mechanism = plan.mechanism
     claimed = claims(plan, mechanism)
     facts = claimed.as_json() | pick(mechanism, "batch_size", "sampling_prob", "num_steps", "num_examples")

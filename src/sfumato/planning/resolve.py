@@ -1,6 +1,7 @@
 """From a recipe and the public numbers of a data set to the run that will happen."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from sfumato.accounting import formats
@@ -40,6 +41,7 @@ class Plan:
         choices: What was filled in, and why.
         warnings: Lines the user should read.
         tip: What would raise accuracy, from public numbers alone; None: nothing is known to.
+        budget: The file of the budget that it is reserved in, with other plans; None: none is named.
     """
 
     recipe: ResolvedRecipe
@@ -48,6 +50,7 @@ class Plan:
     choices: list[Choice] = dataclasses.field(default_factory=list)
     warnings: list[str] = dataclasses.field(default_factory=list)
     tip: str | None = None
+    budget: Path | None = None
 
     @property
     def private(self) -> bool:

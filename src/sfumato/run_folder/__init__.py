@@ -19,9 +19,10 @@ owner/              all below, for the owner alone           `files`            
   canaries.json     which canaries took part                 `launch.Coins`               no
   images_sha256     digest of what is trained on             `launch`                     no
   data_root, init_from  where images and weights lie         `files`                      no
+  budget            where the file of its budget lies        `files`                      no
   tensorboard/      event files (`run.log`)                  `sfumato.training.logs`      no
 =================== ======================================== ============================ =======
 
 `verification` says whether they agree with each other, `sfumato schema` gives JSON schemas of those
-that are JSON.
+that are JSON. `budget` is the file that runs on the same images share.
 """

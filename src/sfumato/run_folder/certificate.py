@@ -34,6 +34,10 @@ ONE_OF_MANY = (
     "change epsilon may be twice as large"
 )
 OTHER_RUNS = "other runs on the same images: their epsilons add up"
+OUTSIDE = (
+    "runs on the same images that are not reserved in the budget; and a choice of noise, batch or number of updates "
+    "by what earlier runs of the budget showed"
+)
 RUNNING_TIME = "the running time of the training"
 COPIES = "a copy of this run's folder that was resumed: it is another run, and its epsilon adds up with this one's"
 ENDS = (
@@ -75,7 +79,7 @@ def certificate(
         whole: The claims of the whole plan.
         status: "running" or "complete".
         public: What is taken to be public about the images.
-        counts: From `counted`.
+        counts: From `counted`; and ``budget``, what `Launch.reserve` found.
     """
     privacy = plan.recipe.privacy
     return Certificate(
@@ -85,7 +89,7 @@ def certificate(
         clipping_norm=privacy.clipping_norm if privacy else None,
         public_inputs=public,
         precision=plan.recipe.training.precision,
-        not_covered=not_covered(plan),
+        not_covered=not_covered(plan, has_budget=counts.get("budget") is not None),
     )
 
 
@@ -113,9 +117,11 @@ def counted(lines: Lines, step: int, epsilon_so_far: float | None, sha256: str) 
     }
 
 
-def not_covered(plan: Plan) -> list[str]:
+def not_covered(plan: Plan, *, has_budget: bool) -> list[str]:
     """What the claims say nothing about, a line each."""
     privacy, selection, other = plan.recipe.privacy, plan.selection, dict[str, list[str]]()
+    if has_budget:
+        other[OTHER_RUNS] = [OUTSIDE]
     if privacy is not None and privacy.unit == "person":
         other[SEVERAL_IMAGES] = [PERSONS, ONE_OF_MANY] if privacy.person_sampling == "persons" else [PERSONS]
     if plan.recipe.model.pretrained_on is not None:

@@ -18,6 +18,7 @@ SUMS_FILE = "SHA256SUMS"
 """Of an export: digests of all its other files."""
 DATA_ROOT_FILE = f"{OWNER}/data_root"
 INIT_FILE = f"{OWNER}/init_from"
+BUDGET_FILE = f"{OWNER}/budget"
 
 
 @contextlib.contextmanager
@@ -171,18 +172,18 @@ def refuse_links(folder: Path) -> None:
         raise InputError(f"{link} is a symbolic link, through which this would write. Put the file itself there.")
 
 
-def write_places(folder: Path, recipe: Recipe) -> None:
-    """Notes for the owner where images and weights lie (`DATA_ROOT_FILE`, `INIT_FILE`)."""
+def write_places(folder: Path, recipe: Recipe, budget: Path | None = None) -> None:
+    """Notes for the owner where images, weights and the budget lie (`DATA_ROOT_FILE`, `INIT_FILE`, `BUDGET_FILE`)."""
     source = recipe.model.init_from
     weights = source if source is not None and Path(source).exists() else None
-    for name, place in ((DATA_ROOT_FILE, recipe.data.path), (INIT_FILE, weights)):
+    for name, place in ((BUDGET_FILE, budget), (DATA_ROOT_FILE, recipe.data.path), (INIT_FILE, weights)):
         if place is not None:
             write_atomically(folder / name, os.fsencode(os.path.abspath(place)), 0o600)
 
 
 def read_place(folder: Path, name: str) -> Path | None:
-    """Where a run's images lie (`DATA_ROOT_FILE`), or its first weights (`INIT_FILE`), as `write_places` noted; None
-    where the note is not there.
+    """Where a run's images lie (`DATA_ROOT_FILE`), its first weights (`INIT_FILE`) or its budget (`BUDGET_FILE`), as
+    `write_places` noted; None where the note is not there.
     """
     path = folder / name
     if path.is_symlink() or not path.is_file():

@@ -4,11 +4,14 @@ What a start writes comes in this order, so that one that is killed anywhere can
 owner's notes; the ledger's first line; checkpoint 0, with all that is drawn once. The first release comes after that.
 """
 
+import contextlib
+import dataclasses
 import datetime
 import glob
 import os
 import secrets
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,9 @@ from sfumato.errors import InputError, MachineError
 from sfumato.json_record import Record
 from sfumato.planning.resolve import Plan
 from sfumato.randomness import Stream, digest
+from sfumato.run_folder import budget as budgets
 from sfumato.run_folder import files, record
+from sfumato.run_folder.budget import BudgetClaim
 from sfumato.run_folder.checkpoint import Checkpoint, Checkpoints
 from sfumato.run_folder.files import OWNER, machine_faults, write_json
 from sfumato.run_folder.ledger import LEDGER_FILE, MOST_LOST, Ledger, RunLine, new_run_line
@@ -43,7 +48,11 @@ class Launch:
         ledger: Open for appending.
         checkpoints: Those that were and will be written.
         checkpoint: Where to go on from; None at the very beginning.
+        reserved: What the certificate says of the budget; None: there is none.
     """
+
+    reserved: BudgetClaim | None = None
+    _budget: Path | None = None
 
     def __init__(self, folder: Path, ledger: Ledger, checkpoints: Checkpoints, checkpoint: Checkpoint | None) -> None:
         self.folder, self.ledger, self.checkpoints, self.checkpoint = folder, ledger, checkpoints, checkpoint
@@ -61,6 +70,15 @@ class Launch:
         self.checkpoints.remove_room()
         if self.checkpoint is not None:
             self.checkpoints.hold_room()
+
+    def reserve(self, budget: Path | None) -> None:
+        """At each start, before its first release: makes sure that the plan is reserved in its budget, if it has one.
+
+        Raises:
+            InputError: As `sfumato.run_folder.budget.reserve`.
+        """
+        if budget is not None:
+            self.reserved, self._budget = budgets.reserve(budget, self.ledger.lines.run), budget
 
     def append(self, step: int) -> None:
         """Counts a release: `Ledger.append`."""
@@ -125,9 +143,12 @@ class Launch:
         writing.result()
 
     def close(self) -> None:
-        """Frees the folder, once what is being written is."""
+        """Frees the folder, once what is being written is. A run that has released nothing gives its plan back."""
         self._writer.shutdown()
-        self.ledger.close()
+        with contextlib.closing(self.ledger):
+            if self._budget is not None and self.ledger.is_open and not self.ledger.num_releases:
+                self.refuse_other()
+                budgets.give_back(self._budget, self.ledger)
 
 
 def _done() -> "Future[None]":
@@ -184,20 +205,23 @@ def require_sight(folder: Path, launch_id: str | None) -> None:
 
 
 def begin(folder: Path, plan: Plan, dataset: Dataset, *, patience: float = 0.0) -> Launch:
-    """Begins a run in a new folder, or in one where a start was cut short before checkpoint 0. Raises what `start`
-    does.
+    """Begins a run in a new folder, or in one where a start was cut short before checkpoint 0. Raises what `start` and
+    `Launch.reserve` do.
     """
+    plan = _with_budget(folder, plan)
+    line = run_line(plan)
     files.make_folders(folder)
-    started = start(folder, run_line(plan), anonymous=plan.selection is not None, patience=patience)
+    started = start(folder, line, anonymous=plan.selection is not None, patience=patience)
     with started.ledger.closed_on_error():
         if started.checkpoint is not None:
             raise InputError(f"another start began the run in {folder} meanwhile. Go on with it: sfumato resume.")
         started.take_over()
+        files.write_places(folder, plan.recipe, plan.budget)  # before the recipe, by which a run can be gone on with
         files.write_atomically(folder / "recipe.toml", config.to_toml(config.shareable(plan.recipe)).encode())
-        files.write_places(folder, plan.recipe)
         files.write_atomically(folder / _IMAGES_FILE, dataset_digest(dataset).encode(), 0o600)
         if started.ledger.is_new:
-            started.ledger.begin(run_line(plan))
+            started.ledger.begin(line)
+        started.reserve(plan.budget)
         return started
 
 
@@ -217,7 +241,8 @@ def go_on(
         None where nothing was begun, or a start was cut short before there was anything to go on from.
 
     Raises:
-        InputError: If the recipe or the images changed, the folder holds no run, or what `start` says.
+        InputError: If the recipe or the images changed, the folder holds no run, or what `start` and `Launch.reserve`
+            say.
         MachineError: If more updates were lost than allowed.
     """
     files.refuse_links(folder)
@@ -225,6 +250,7 @@ def go_on(
         refuse_other_files(folder)
         return None
     refuse_changed_recipe(folder, plan)
+    plan = _with_budget(folder, plan)
     started = start(folder, run_line(plan), anonymous=plan.selection is not None, patience=patience)
     found, ledger = started.checkpoint, started.ledger
     if found is None:
@@ -240,10 +266,27 @@ def go_on(
         if plan.private:
             ledger.refuse_lost(found.step, max_lost)
         started.take_over()
-        files.write_places(folder, plan.recipe)
+        started.reserve(plan.budget)
+        files.write_places(folder, plan.recipe, plan.budget)
         if not plan.private:
             ledger.cut_back(found.num_lines)
         return started
+
+
+def _with_budget(folder: Path, plan: Plan) -> Plan:
+    """With the budget that the owner's note says, where none is named."""
+    return dataclasses.replace(plan, budget=plan.budget or files.read_place(folder, files.BUDGET_FILE))
+
+
+def require_room(plans: Sequence[Plan]) -> None:
+    """Refuses runs that do not fit the budget that they name, before anything is trained or written. Others may still
+    take the room: `Launch.reserve` decides.
+
+    Raises:
+        InputError: As `sfumato.run_folder.budget.Budget.require`, or `run_line`.
+    """
+    if plans and plans[0].budget is not None:
+        budgets.read(plans[0].budget).require([run_line(plan) for plan in plans])
 
 
 def refuse_another_plan(stated: RunLine, expected: RunLine, path: Path) -> None:
@@ -254,20 +297,27 @@ def refuse_another_plan(stated: RunLine, expected: RunLine, path: Path) -> None:
     """
     if expected.model_copy(update={"run_id": stated.run_id}) != stated:
         raise InputError(
-            f"{path} was begun under another recipe, mechanism or number of images: another plan is another run. "
-            f"Give it as it was, {_OR_ANEW}"
+            f"{path} was begun under another recipe, mechanism, budget or number of images: another plan is another "
+            f"run. Give it as it was, {_OR_ANEW}"
         )
 
 
 def run_line(plan: Plan) -> RunLine:
-    """What a run of the plan states first, with a new id."""
+    """What a run of the plan states first, with a new id.
+
+    Raises:
+        InputError: If its budget cannot be read, or no epsilon is known for it beside other runs.
+    """
     privacy = plan.recipe.privacy
+    if plan.budget is not None and plan.selection is not None:
+        raise InputError("no epsilon is known for a run selected from others, beside other runs. Leave --budget out.")
     return new_run_line(
         plan.mechanism,
         unit=privacy.unit if privacy is not None and plan.private else None,
         clipping_norm=None if privacy is None else privacy.clipping_norm,
         delta=None if privacy is None else privacy.delta,
         recipe_sha256=digest(config.releasing_keys(plan.recipe)),
+        budget=None if plan.budget is None else budgets.read(plan.budget).stated.budget_id,
     )
 
 

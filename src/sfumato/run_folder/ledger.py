@@ -38,6 +38,7 @@ class RunLine(Record):
         unit: Of privacy; None of a run that claims nothing.
         delta: None where nothing is claimed.
         recipe_sha256: Of every key that decides what is released; None: a loop of one's own.
+        budget: The id of the budget that it is reserved in; None: of none.
     """
 
     kind: Literal["run"] = "run"
@@ -53,6 +54,7 @@ class RunLine(Record):
     clipping_norm: float | None
     delta: float | None
     recipe_sha256: str | None
+    budget: str | None = None
 
     @property
     def mechanism(self) -> Mechanism:
@@ -117,7 +119,7 @@ def read(path: Path) -> Lines:
 def parse(content: bytes, path: Path) -> Lines:
     """The same of a file's bytes; a tail without a newline is left out."""
     try:
-        first, *others = _whole(content).splitlines()
+        first, *others = whole_lines(content).splitlines()
         found = Lines(RunLine.model_validate_json(first), [ReleaseLine.model_validate_json(line) for line in others])
         num_steps = found.run.mechanism.num_steps
     except ValueError:  # no line at all, or one of another kind
@@ -135,11 +137,21 @@ def parse(content: bytes, path: Path) -> Lines:
 
 def sha256_of(path: Path) -> str:
     """Of a ledger's whole lines, in hexadecimal."""
-    return hashlib.sha256(_whole(path.read_bytes())).hexdigest()
+    return hashlib.sha256(whole_lines(path.read_bytes())).hexdigest()
 
 
-def _whole(content: bytes) -> bytes:
+def whole_lines(content: bytes) -> bytes:
+    """Without what was being written when a process died: a tail without a newline."""
     return content[: content.rfind(b"\n") + 1]
+
+
+def append_line(descriptor: int, line: Record) -> int:
+    """Writes a line, which is on disk once this returns; its bytes."""
+    left = data = (line.model_dump_json() + "\n").encode()
+    while left:
+        left = left[os.write(descriptor, left) :]
+    os.fsync(descriptor)
+    return len(data)
 
 
 class Ledger:
@@ -172,7 +184,7 @@ class Ledger:
                     time.sleep(_PAUSE)
                     continue
                 raise InputError(f"another process, or a loop that was not closed, holds {path}. End it first.")
-            whole = _whole(path.read_bytes())
+            whole = whole_lines(path.read_bytes())
             self._size, self.is_new = len(whole), not whole
             if whole:
                 self.lines = parse(whole, path)
@@ -218,11 +230,7 @@ class Ledger:
             raise MachineError(
                 f"{self.path} was written to by something else, so nothing more is released. Stop the other start."
             )
-        data = (line.model_dump_json() + "\n").encode()
-        self._size += len(data)
-        while data:
-            data = data[os.write(self._file.fileno(), data) :]
-        os.fsync(self._file.fileno())
+        self._size += append_line(self._file.fileno(), line)
 
     def refuse_lost(self, step: int, most_lost: float) -> None:
         """Ends a run that crashes too often, before another release.

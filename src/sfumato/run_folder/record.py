@@ -12,6 +12,7 @@ from sfumato import config
 from sfumato.errors import InputError
 from sfumato.json_record import Record
 from sfumato.planning.claims import Guarantee
+from sfumato.run_folder.budget import BudgetClaim
 from sfumato.run_folder.files import OWNER, machine_faults, write_atomically, write_json
 
 CERTIFICATE_FILE, RESULT_FILE, METRICS_FILE = "privacy.json", "result.json", "metrics.jsonl"
@@ -96,6 +97,7 @@ class LoopCertificate(Counted):
     Attributes:
         status: "running", or "complete": nothing more is released.
         ledger_sha256: Of the ledger's lines, as `sha256sum` prints it.
+        budget: That the run's plan is reserved in, with others on the same images; None: in none.
     """
 
     status: Literal["running", "complete"]
@@ -104,6 +106,7 @@ class LoopCertificate(Counted):
     clipping_norm: float | None
     ledger_lines: int
     ledger_sha256: str
+    budget: BudgetClaim | None = None
     not_covered: list[str]
 
 

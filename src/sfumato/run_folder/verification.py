@@ -54,7 +54,8 @@ def compare_run(folder: Path) -> tuple[Certificate, Result, list[str]]:
     result = record.read(folder / record.RESULT_FILE, Result)
     recipe = config.parse_resolved(config.read(folder / "recipe.toml"))
     plan = _plan_of(recipe, stated.public_inputs, lines)
-    launch.refuse_another_plan(lines.run, launch.run_line(plan), folder / ledger.LEDGER_FILE)
+    expected = launch.run_line(plan).model_copy(update=pick(lines.run, "budget"))
+    launch.refuse_another_plan(lines.run, expected, folder / ledger.LEDGER_FILE)
     if lines.num_releases != lines.run.num_steps:
         raise InputError(
             f"{folder / record.RESULT_FILE} stands beside a ledger of {lines.num_releases} of {lines.run.num_steps} "
@@ -68,7 +69,7 @@ def compare_run(folder: Path) -> tuple[Certificate, Result, list[str]]:
     # An attack's result, the day and the software are nothing that the ledger claims.
     whole = claims(plan, plan.mechanism)
     so_far = whole.epsilon if plan.selection is None else None
-    counts = counted(lines, step, so_far, sha256)
+    counts = counted(lines, step, so_far, sha256) | pick(stated, "budget")
     truth = certificate(plan, whole, "complete", stated.public_inputs, counts).model_copy(
         update=pick(stated, "audit", "finished_on", "software") | {"weights_sha256": Weights(tensors).digest}
     )
@@ -76,6 +77,7 @@ def compare_run(folder: Path) -> tuple[Certificate, Result, list[str]]:
     wrong = [
         *_differing(path, dict(stated.public_inputs), inputs_of_the_recipe(recipe)),
         *_differing(path, dict(stated), dict(truth)),
+        *_differing(path, {"budget": stated.budget and stated.budget.budget_id}, pick(lines.run, "budget")),
         *_differing(folder / record.RESULT_FILE, dict(result), dict(repeated(ResultClaims, truth))),
         *_differing(weights, dict(facts), dict(repeated(WeightsFacts, truth))),
         *_differing(weights, config.releasing_keys(own_recipe), config.releasing_keys(recipe)),

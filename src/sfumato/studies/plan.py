@@ -16,6 +16,7 @@ from sfumato.json_record import pick
 from sfumato.planning.resolve import Plan, resolve
 from sfumato.randomness import digest
 from sfumato.recipes import recipe_of
+from sfumato.run_folder import budget as budgets
 from sfumato.studies.grid import NUM_STEPS, Settings, cells_of, for_sharing, in_words
 
 MOST_RUNS = 10_000
@@ -39,7 +40,7 @@ class SweepOptions:
         axes: The key on the plot's axis, then those that make its lines; None: all keys in their order. Empty: labels.
         labels: Names of the cells, in their order.
         workers: Processes on this machine.
-        data_root, device, trust: See `sfumato.train`.
+        data_root, device, budget, trust: See `sfumato.train`. All runs must fit the budget before the first is begun.
         report: Takes lines about runs; default: stderr.
         first_seed: Of paired runs.
     """
@@ -57,6 +58,7 @@ class SweepOptions:
     workers: int = 1
     data_root: Path | str | None = None
     device: str = "auto"
+    budget: Path | str | None = None
     trust: Collection[str] = ()
     report: Callable[[str], None] = note
     first_seed: int = 0
@@ -131,6 +133,7 @@ class Planned:
             "cells": [cell.settings for cell in self.cells],
             "weights": [cell.plan.recipe.model.init_sha256 for cell in self.cells],
             **pick(asked, "seeds", "paired"),
+            "budget": None if asked.budget is None else budgets.read(Path(asked.budget)).stated.budget_id,
             **({"first_seed": asked.first_seed} if asked.paired else {}),
             **{name: [getattr(each, name) for each in mechanisms] for name in _COMPARED},
         }
@@ -189,7 +192,9 @@ def _resolved(asked: Recipe, settings: Settings, options: SweepOptions, known: d
         identity = images_of(recipe)
         if identity not in known:
             known[identity] = loading.list_for(recipe, options.root, options.report).facts
-        return PlannedCell(for_sharing(settings), resolve(recipe, known[identity]), known[identity])
+        budget = None if options.budget is None else Path(options.budget)
+        plan = dataclasses.replace(resolve(recipe, known[identity]), budget=budget)
+        return PlannedCell(for_sharing(settings), plan, known[identity])
 
 
 def images_of(recipe: Recipe) -> str:

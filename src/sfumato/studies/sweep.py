@@ -36,6 +36,7 @@ from sfumato.run_folder.files import (
     write_atomically,
     write_json,
 )
+from sfumato.run_folder.ledger import LEDGER_FILE
 from sfumato.run_folder.record import Metrics, Result
 from sfumato.studies.grid import in_words
 from sfumato.studies.page import render
@@ -91,6 +92,8 @@ def sweep_by(
     planned = settle(plan_sweep(dataclasses.replace(options, name=name, output=folder)))
     for cell in planned.cells:
         refuse_among_images(folder, cell.plan.recipe.data, options.root)
+    begun = {run.name for run in planned.runs if (folder / run.name / LEDGER_FILE).exists()}
+    launch.require_room([planned.plan_of(run) for run in planned.runs if run.name not in begun])
     _begin(folder, planned)
     with stop_on_sigterm():
         reached = work(planned, folder)

@@ -97,6 +97,8 @@ def train(
         plan, weights = _with_weights(plan)
         log_kinds(plan.recipe.run)
         _refuse_large_groups(plan, dataset)
+        if world.is_first and not resume:
+            launch.require_room([plan])
     _refuse_unlike(world, plan, dataset)
     with convolutions(plan.recipe.training.precision), contextlib.ExitStack() as stack:  # what is evaluated, too
         finished, started, recorded = None, None, None
@@ -135,7 +137,7 @@ def _refuse_unlike(world: World, plan: Plan, dataset: Dataset) -> None:
     """
     if world.size == 1:
         return
-    line = launch.run_line(plan).model_copy(update={"run_id": ""})
+    line = launch.run_line(dataclasses.replace(plan, budget=None)).model_copy(update={"run_id": ""})
     mine = {
         "images": dataset_digest(dataset),
         "recipe": line.model_dump_json() + str(plan.recipe.training.shard_state),
@@ -156,6 +158,9 @@ def _finished(folder: Path, plan: Plan) -> Result | None:
     if not (folder / record.RESULT_FILE).exists():
         return None
     launch.refuse_changed_recipe(folder, plan)
+    if plan.budget is not None:
+        path = folder / ledger.LEDGER_FILE
+        launch.refuse_another_plan(ledger.read(path).run, launch.run_line(plan), path)
     return verify_run(folder)[1].model_copy(update={"run": str(folder)})  # it may have been moved
 
 

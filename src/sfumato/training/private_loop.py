@@ -13,11 +13,13 @@ from sfumato.data.sampling import poisson_batch
 from sfumato.errors import InputError, refusing
 from sfumato.planning.claims import claims_of
 from sfumato.randomness import Stream, new_key
+from sfumato.run_folder import budget as budgets
 from sfumato.run_folder import files, launch, ledger, record
 from sfumato.run_folder.certificate import (
     COPIES,
     ENDS,
     OTHER_RUNS,
+    OUTSIDE,
     PERSONS,
     RUNNING_TIME,
     SEVERAL_IMAGES,
@@ -114,10 +116,11 @@ class PrivateLoop:
         state: By name, what a checkpoint keeps: objects with ``state_dict`` and ``load_state_dict``, "model" among
             them. Loaded at once where the loop goes on.
         max_lost: The share of the plan that crashes may cost the model.
+        budget: The file of a budget that the plan is reserved in, as `sfumato.train` takes it: at each start.
 
     Raises:
-        InputError: If no epsilon is known for the mechanism, the folder holds something else, or another process works
-            in it.
+        InputError: If no epsilon is known for the mechanism, the plan does not fit the budget, the folder holds
+            something else, or another process works in it.
         MachineError: If it cannot be written, or more was lost than allowed.
     """
 
@@ -131,6 +134,7 @@ class PrivateLoop:
         accountant: Accountant = "pld",
         state: Mapping[str, Any],
         max_lost: float = MOST_LOST,
+        budget: str | Path | None = None,
     ) -> None:
         self.folder, self.mechanism, self._clipping_norm = Path(folder), mechanism, float(clipping_norm)
         if not isinstance(state.get("model"), torch.nn.Module):
@@ -138,15 +142,20 @@ class PrivateLoop:
         self._state, self._model = dict(state), state["model"]
         self._claims = claims_of(mechanism, float(delta), accountant)  # refused before anything is written
         self._curve = EpsilonCurve(mechanism, float(delta), accountant)
+        self._budget = None if budget is None else Path(budget)
+        reserving = None if self._budget is None else budgets.read(self._budget)
         line = new_run_line(
             mechanism,
             unit="person" if mechanism.images_per_unit > 1 else "image",
             clipping_norm=self._clipping_norm,
             delta=float(delta),
             recipe_sha256=None,
+            budget=None if reserving is None else reserving.stated.budget_id,
         )
         if not (self.folder / LEDGER_FILE).exists():
             launch.refuse_other_files(self.folder)
+            if reserving is not None:  # before anything is written
+                reserving.require([line])
         files.refuse_links(self.folder)
         files.make_folders(self.folder)
         self._started = launch.start(self.folder, line)
@@ -162,6 +171,7 @@ class PrivateLoop:
             self._started.take_over()
             if self._ledger.is_new:
                 self._ledger.begin(line)
+            self._started.reserve(self._budget)
             self._save()
             return
         if found.state.keys() != self._state.keys():
@@ -179,6 +189,7 @@ class PrivateLoop:
         self._step = found.step
         self._ledger.refuse_lost(self._step, max_lost)
         self._started.take_over()
+        self._started.reserve(self._budget)
         self._write("running")
 
     def __iter__(self) -> Iterator[Update]:
@@ -238,12 +249,14 @@ class PrivateLoop:
     def _write(self, status: Literal["running", "complete"]) -> None:
         lines = self._ledger.lines
         several = SEVERAL_IMAGES if self.mechanism.images_per_unit == 1 else PERSONS
-        usual = [COPIES, ENDS, UNSEARCHED, several, OTHER_RUNS, RUNNING_TIME]
+        others = OTHER_RUNS if self._started.reserved is None else OUTSIDE
+        usual = [COPIES, ENDS, UNSEARCHED, several, others, RUNNING_TIME]
         written = LoopCertificate(
             **dict(self._claims),
             status=status,
             **counted(lines, self._step, self._curve.at(lines.num_releases), ledger.sha256_of(self._ledger.path)),
             clipping_norm=self._clipping_norm,
+            budget=self._started.reserved,
             not_covered=[_OF_THE_LOOP, _BEGUN_AGAIN, *usual],
         )
         self._started.refuse_other()
@@ -253,7 +266,7 @@ class PrivateLoop:
         """Frees the folder, with a checkpoint of what was released: `state` is to be as the next update needs it."""
         if self._ledger.is_open and not self._started.is_saved:
             self._save()
-        self._ledger.close()
+        self._started.close()
 
     def __enter__(self) -> "PrivateLoop":
         return self
@@ -262,4 +275,4 @@ class PrivateLoop:
         """`close`; where an exception may have come between a release and its use, without a checkpoint."""
         if kind is None or self._is_settled:
             self.close()
-        self._ledger.close()
+        self._started.close()

@@ -5,6 +5,7 @@ Also the same recipe several times: how far accuracy differs from run to run, an
 """
 
 import contextlib
+import dataclasses
 import math
 import statistics
 import time
@@ -84,6 +85,7 @@ def train(
     non_private: bool = False,
     resume: bool = False,
     max_lost: float = ledger.MOST_LOST,
+    budget: Path | str | None = None,
     trust: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Result:
@@ -106,6 +108,8 @@ def train(
         resume: Go on with the run in ``output``, or begin where nothing was begun; where its images lie may be left
             out, if the folder holds its owner's note. ``data`` is given again, and other images are refused.
         max_lost: The share of the plan's updates that crashes may cost the model before it is refused.
+        budget: The file of a budget (`sfumato budget new`) that the run reserves its plan in, before its first release;
+            what does not fit is refused. A run goes on with the budget that it was begun under.
         trust: Modules that may be imported for the recipe's model, each by its full name.
         progress: Who watches; what was chosen and every warning are messages. None: a live line on stderr.
 
@@ -144,6 +148,7 @@ def train(
             for warning in plan.warnings:
                 watched.message(f"warning: {warning}")
         trainer = Trainer(dataset, device=device, trust=trust, progress=watched)
+        plan = dataclasses.replace(plan, budget=None if budget is None else Path(budget))
         result = trainer.run_plan(plan, folder, resume=resume, max_lost=max_lost, world=world)
         if plan.tip is not None:
             watched.message(f"tip: {plan.tip}")
@@ -173,6 +178,7 @@ def resume(
     data_root: Path | str | None = None,
     device: str = "auto",
     max_lost: float = ledger.MOST_LOST,
+    budget: Path | str | None = None,
     trust: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Result:
@@ -182,6 +188,7 @@ def resume(
         run: The run folder, with its owner's notes of where images and weights lie.
         data, test: What the run was given, again.
         data_root: Where the images lie now, if not where the note says.
+        budget: Where the file of its budget lies now, if not where the note says.
         device, max_lost, trust, progress: See `train`.
 
     Returns:
@@ -198,8 +205,8 @@ def resume(
     weights = files.read_place(folder, files.INIT_FILE)
     if weights is not None:
         values.setdefault("model", {})["init_from"] = str(weights)
-    how: dict[str, Any] = {"device": device, "max_lost": max_lost, "trust": trust, "progress": progress}
-    return train(values, folder, data=data, test=test, data_root=data_root, resume=True, **how)
+    how: dict[str, Any] = {"device": device, "max_lost": max_lost, "budget": budget, "trust": trust}
+    return train(values, folder, data=data, test=test, data_root=data_root, resume=True, progress=progress, **how)
 
 
 class Repeated(Record):

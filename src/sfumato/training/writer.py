@@ -76,7 +76,8 @@ class Writer:
         public = public_inputs(self.plan, self.dataset, self.learner.network.fitted)
         lines, path = self.started.ledger.lines, self.started.ledger.path
         so_far = None if self.plan.selection else self.curve(lines.num_releases)
-        return certificate(self.plan, self.claims, status, public, counted(lines, step, so_far, ledger.sha256_of(path)))
+        counts = counted(lines, step, so_far, ledger.sha256_of(path)) | {"budget": self.started.reserved}
+        return certificate(self.plan, self.claims, status, public, counts)
 
     def complete(
         self, step: int, seconds: float, scores: HeldOutScores, with_views: WithViews, weights: dict[str, torch.Tensor]

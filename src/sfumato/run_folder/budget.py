@@ -1,0 +1,247 @@
+"""The budget of a data set: one file, which all runs on these images reserve their plans in.
+
+It is append-only, as a ledger is. Its first line states the budget; then comes a line for each plan that was reserved,
+on disk before its run's first release, or given back. Whoever appends holds the file's lock, so that what is reserved
+never exceeds the budget, whatever runs at once and whoever is killed. It holds public numbers alone: no name, path or
+digest of images.
+"""
+
+import bisect
+import contextlib
+import dataclasses
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pydantic
+from pydantic import Field
+
+from sfumato.accounting import formats
+from sfumato.accounting.accountants import epsilon_together
+from sfumato.accounting.mechanism import Mechanism
+from sfumato.errors import InputError
+from sfumato.json_record import Record, pick
+from sfumato.planning.resolve import Plan
+from sfumato.run_folder import ledger
+from sfumato.run_folder.files import lock, machine_faults, sync_folder
+from sfumato.run_folder.ledger import RunLine, append_line, whole_lines
+
+_PAUSE = 0.05
+
+
+class BudgetLine(Record):
+    """The first line: what all runs together may spend, and of whom.
+
+    Attributes:
+        budget_id: 128 random bits; public.
+        epsilon, delta: Of all runs together.
+        unit: Whose epsilon it is.
+        num_examples, images_per_unit: As in a run's mechanism; no run has more examples.
+    """
+
+    kind: Literal["budget"] = "budget"
+    format_version: Literal[1] = 1
+    budget_id: str
+    epsilon: Annotated[float, Field(gt=0)]
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    unit: Literal["image", "person"]
+    num_examples: int
+    images_per_unit: int
+
+
+class ReservedLine(Record):
+    """A plan that is reserved.
+
+    Attributes:
+        run: The first line of its run's ledger.
+        epsilon_reserved: Of all that was reserved then, this plan included.
+    """
+
+    kind: Literal["reserved"] = "reserved"
+    run: RunLine
+    epsilon_reserved: float
+
+
+class ReturnedLine(Record):
+    """A plan whose run has released nothing, given back."""
+
+    kind: Literal["returned"] = "returned"
+    run_id: str
+
+
+class BudgetClaim(Record):
+    """What a certificate says of the budget that its run was made under.
+
+    Attributes:
+        epsilon, delta: What all runs of the budget may spend together.
+        epsilon_reserved: What they may have spent when this run began, it included: an upper bound at ``delta``.
+    """
+
+    budget_id: str
+    epsilon: float
+    delta: float
+    epsilon_reserved: float
+
+
+_LINE: pydantic.TypeAdapter[ReservedLine | ReturnedLine] = pydantic.TypeAdapter(
+    Annotated[ReservedLine | ReturnedLine, Field(discriminator="kind")]
+)
+
+
+@dataclasses.dataclass
+class Budget:
+    """What a budget's file says.
+
+    Attributes:
+        reserved: By the id of the run.
+    """
+
+    path: Path
+    stated: BudgetLine
+    reserved: dict[str, ReservedLine]
+
+    def epsilon(self, more: Sequence[Mechanism] = ()) -> float:
+        """What is reserved, and more, spend together: an upper bound, composed by PLD."""
+        mechanisms = [line.run.mechanism for line in self.reserved.values()]
+        return epsilon_together([*mechanisms, *more], self.stated.delta, parts_of_data=True).epsilon
+
+    def require(self, runs: Sequence[RunLine]) -> float:
+        """Epsilon of all that is reserved together with these runs, which fits.
+
+        Raises:
+            InputError: If it does not, with what would; or a run is of another unit, or of more images.
+        """
+        for run in runs:
+            self._refuse_unlike(run)
+        mechanisms = [run.mechanism for run in runs]
+        total, most = self.epsilon(mechanisms), self.stated.epsilon
+        if total <= most:
+            return total
+        before, of, would = map(formats.epsilon_text, (self.epsilon(), most, total))
+        raise InputError(
+            f"{self.path} has epsilon {before} of {of} reserved, and {would} with {len(runs)} more, at delta "
+            f"{formats.delta_text(self.stated.delta)}. {self._remedy(mechanisms[-1])}"
+        )
+
+    def _remedy(self, last: Mechanism) -> str:
+        # To a hundredth of the plan. Each number that is named was computed to fit.
+        steps = sorted({last.num_steps * share // 100 for share in range(100)})
+        most, epsilon = self.stated.epsilon, lambda count: self.epsilon([last.replace(num_steps=count)])
+        count = steps[bisect.bisect_right(steps, most, key=epsilon) - 1]
+        numbers = f"training.batch_size={last.batch_size} and privacy.noise_multiplier={last.noise_multiplier!r}"
+        return f"One run of up to {count} updates fits, with {numbers}: plan no more, or take more noise."
+
+    def _refuse_unlike(self, run: RunLine) -> None:
+        own = self.stated
+        if run.unit is None:
+            raise InputError(f"{self.path} is for private runs, and this one claims nothing. Leave --budget out.")
+        if (run.unit, run.images_per_unit) != (own.unit, own.images_per_unit) or run.num_examples > own.num_examples:
+            texts = [f"{each.num_examples}, one {each.unit} with {each.images_per_unit} of them" for each in (own, run)]
+            raise InputError(f"{self.path} is of {texts[0]}, the run of {texts[1]}. Begin a budget of its recipe.")
+
+
+def begin(path: Path, plan: Plan) -> Budget:
+    """Begins a budget of a plan's images: the plan's target and delta are for all runs together.
+
+    Raises:
+        InputError: If the file is there already, or the plan is not private, has no target or is one of many.
+        MachineError: If it cannot be written.
+    """
+    privacy = plan.recipe.privacy
+    if not plan.private or privacy is None or privacy.target_epsilon is None or plan.selection is not None:
+        raise InputError("a budget is for private runs with a target: give --epsilon, no run.seed and no selection.")
+    stated = BudgetLine(
+        budget_id=secrets.token_hex(16),
+        epsilon=float(privacy.target_epsilon),
+        **pick(privacy, "delta", "unit", "images_per_unit"),
+        num_examples=plan.mechanism.num_examples,
+    )
+    if path.exists() or not path.parent.is_dir():
+        raise InputError(f"{path} is there already, or there is no folder {path.parent}. Name another file.")
+    with machine_faults(path), open(path, "xb", buffering=0) as file:
+        append_line(file.fileno(), stated)
+        sync_folder(path.parent)
+    return Budget(path, stated, {})
+
+
+def read(path: Path) -> Budget:
+    """What was reserved so far.
+
+    Raises:
+        InputError: If there is no such file, or it says something else than a budget does.
+    """
+    if not path.is_file():
+        raise InputError(f"{path} is no file. Name that of a budget, or begin one: sfumato budget new.")
+    return _parsed(path.read_bytes(), path)
+
+
+def reserve(path: Path, run: RunLine) -> BudgetClaim:
+    """Reserves a run's whole plan, unless it is reserved already. It is on disk once this returns.
+
+    Guarantee: what is reserved, composed, never exceeds the budget, whichever processes reserve at once.
+
+    Args:
+        path: Of the budget.
+        run: The first line of the run's ledger, which is on disk and names this budget.
+
+    Raises:
+        InputError: If it does not fit (`Budget.require`).
+        MachineError: If it cannot be written; the run then releases nothing.
+    """
+    with _held(path) as (budget, append):
+        assert run.budget == budget.stated.budget_id
+        if run.run_id not in budget.reserved:
+            budget.reserved[run.run_id] = ReservedLine(run=run, epsilon_reserved=budget.require([run]))
+            append(budget.reserved[run.run_id])
+        reserved = budget.reserved[run.run_id].epsilon_reserved
+        return BudgetClaim(**pick(budget.stated, "budget_id", "epsilon", "delta"), epsilon_reserved=reserved)
+
+
+def give_back(path: Path, run: ledger.Ledger) -> bool:
+    """Gives a plan back whose run has released nothing, while the caller holds its ledger. Whoever goes on with the run
+    reserves it anew, before its first release.
+
+    Returns:
+        Whether it was reserved and is given back.
+
+    Raises:
+        InputError: If the run has released something: then its whole plan stays reserved.
+    """
+    lines = ledger.read(run.path)
+    if lines.releases:
+        raise InputError(f"{run.path} has releases, so the run's whole plan stays reserved in {path}.")
+    with _held(path) as (budget, append):
+        if found := lines.run.run_id in budget.reserved:
+            append(ReturnedLine(run_id=lines.run.run_id))
+    return found
+
+
+@contextlib.contextmanager
+def _held(path: Path) -> Iterator[tuple[Budget, Callable[[Record], int]]]:
+    """A budget under its lock, and what appends a line to it that is on disk once that returns."""
+    read(path)
+    with machine_faults(path), open(path, "rb+", buffering=0) as file:
+        while not lock(file.fileno(), path):
+            time.sleep(_PAUSE)
+        content = whole_lines(file.read())
+        file.truncate(len(content))  # a tail without a newline was being written when its process died
+        file.seek(len(content))
+        yield _parsed(content, path), lambda line: append_line(file.fileno(), line)
+
+
+def _parsed(content: bytes, path: Path) -> Budget:
+    try:
+        first, *others = whole_lines(content).splitlines()
+        found = Budget(path, BudgetLine.model_validate_json(first), {})
+        for line in map(_LINE.validate_json, others):
+            if isinstance(line, ReservedLine):
+                found.reserved[line.run.run_id] = line
+            else:
+                del found.reserved[line.run_id]
+    except (ValueError, KeyError):
+        raise InputError(
+            f"{path} is no whole budget of this version, so what was reserved is not known. Restore it from a copy."
+        ) from None
+    return found
