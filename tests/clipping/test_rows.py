@@ -100,6 +100,7 @@ ALLOWED = {
     "their own convolution": lambda x: F.conv1d(x[:, None], torch.ones(1, 1, 3), padding=1)[:, 0],
     "their own lower triangle": lambda x: (x[:, None] * torch.ones(4, 1)).tril().sum(1),
     "copies of rows": lambda x: x.repeat_interleave(2, 0).view(-1, 2, 4).mean(1),
+    "statistics that stay": lambda x: F.batch_norm((x * 1).relu_(), torch.zeros(4), torch.ones(4)),
     "a row's own mean": lambda x: x - x.mean(1, keepdim=True),
     "constants of its type, unbound": lambda x: x - x.new_ones(2, 4).unbind(0)[1],
     "constants of its type, as many as rows are tried with": lambda x: x * x.new_ones(3, 4).cumsum(0)[1],

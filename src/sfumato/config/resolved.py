@@ -23,7 +23,7 @@ class ResolvedModel(ModelConfig):
     """`ModelConfig`, resolved."""
 
     name: str
-    trainable: Literal["all", "classifier", "norms"] | Annotated[list[str], Field(min_length=1)]
+    trainable: Literal["all", "classifier", "norms", "lora"] | Annotated[list[str], Field(min_length=1)]
     features: Literal["raw", "unit"]
 
 

@@ -144,10 +144,12 @@ class ModelConfig(Section):
     """A shipped recipe whose run makes such weights: what a run that lacks `init_from` names, and is refused by."""
     pretrained_on: str | None = None
     """Which images made the weights, in words for the certificate: they are not covered."""
-    trainable: Literal["all", "classifier", "norms"] | Annotated[list[str], Field(min_length=1)] | None = None
+    trainable: Literal["all", "classifier", "norms", "lora"] | Annotated[list[str], Field(min_length=1)] | None = None
     """What trains: everything, the final linear layer, that and the normalisation layers' scales and
-    shifts, or the parameters whose names match a pattern.
+    shifts, that and low-rank updates of the linear layers (LoRA), or the parameters whose names match a pattern.
     """
+    lora_rank: Annotated[int, Field(ge=1, le=256)] | None = None
+    """Rank of each update of trainable = "lora" (Hu et al. 2022)."""
     features: Literal["raw", "unit"] | None = None
     """What the classifier is given: as the network makes it; or scaled to length 1: where public weights have batch
     normalisations, less its mean over synthetic textures, and scaled again.
@@ -168,6 +170,12 @@ class ModelConfig(Section):
         """Raises InputError where the recipe is for weights and none are given."""
         if self.missing_weights is not None:
             raise InputError(self.missing_weights)
+
+    @pydantic.model_validator(mode="after")
+    def _know_what_has_a_rank(self) -> "ModelConfig":
+        if self.lora_rank is not None and self.trainable != "lora":
+            raise InputError('model.lora_rank is for model.trainable = "lora". Leave it out, or set that.')
+        return self
 
     @pydantic.model_validator(mode="after")
     def _name_what_is_not_covered(self) -> "ModelConfig":

@@ -48,8 +48,8 @@ def select_trainable(model: nn.Module, which: str | Sequence[str], num_classes: 
     Args:
         model: The network.
         which: "all"; "classifier": the final linear layer; "norms": it, and scales and shifts of
-            normalisation layers (Shysheya et al. 2023); or regular expressions, of which one must
-            match a parameter's whole name.
+            normalisation layers (Shysheya et al. 2023); "lora": it, and low-rank updates (`add_low_rank`); or regular
+            expressions, of which one must match a parameter's whole name.
         num_classes: Outputs.
 
     Raises:
@@ -60,9 +60,11 @@ def select_trainable(model: nn.Module, which: str | Sequence[str], num_classes: 
         return
     names = [name for name, _ in model.named_parameters()]
     chosen: set[str] = set()
-    if which in ("classifier", "norms"):
+    if which in ("classifier", "norms", "lora"):
         head = named_classifier(model, num_classes)
         chosen = {name for name in names if name.startswith(f"{head}.")}
+        if which == "lora":
+            chosen |= {name for name in names if name.endswith((".lora_A", ".lora_B"))}
         if which == "norms":
             norms = {path for path, module in model.named_modules() if is_normalization(module)}
             parts = {name: name.rpartition(".") for name in names}

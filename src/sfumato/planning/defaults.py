@@ -67,6 +67,8 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
         values.update(with_what_its_name_implies(values))
     choose("model.name", "small_cnn", "a group-norm CNN takes any size and has few parameters, so little noise")
     choose("model.trainable", "all", "every parameter, unless weights are given")
+    if values["model"]["trainable"] == "lora":
+        choose("model.lora_rank", 4, "few parameters, so little noise")
     _fill_in_views(filling, facts.image_size)
     if recipe.privacy is not None:
         choose("privacy.delta", delta_default(n), f"the largest power of ten up to 1/(10 N) = 1/{10 * n}")

@@ -201,8 +201,15 @@ def _drawn(recipe: Recipe, facts: Facts) -> tuple[Recipe, Facts, list[Choice]]:
 
 
 def _refuse_impossible(recipe: FilledRecipe, facts: Facts) -> None:
-    """Raises InputError for views that cannot be made, and for what does not fit the budget or its absence."""
+    """Raises InputError for views that cannot be made, updates of no weights, and for what does not fit the budget or
+    its absence.
+    """
     views, privacy, size = recipe.augmentation, recipe.privacy, facts.image_size
+    if recipe.model.trainable == "lora" and recipe.model.init_from is None and recipe.model.init_recipe is None:
+        raise InputError(
+            'model.trainable = "lora" updates weights that are given, and none are: what is frozen would stay random. '
+            "Give --set model.init_from=RUN-OR-FILE, or take --set model.trainable=all."
+        )
     if facts.is_multilabel:
         beside = {
             "data.class_proportions": recipe.data.class_proportions is not None,

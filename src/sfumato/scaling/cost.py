@@ -104,12 +104,16 @@ def num_trainable(recipe: ResolvedRecipe, facts: Facts, trust: Collection[str] =
     import torch
 
     from sfumato.models import registry
-    from sfumato.models.trainable import select_trainable
+    from sfumato.models.lora import add_low_rank
+    from sfumato.models.trainable import named_classifier, select_trainable
 
     asked = recipe.model
     sizes = {"image_size": facts.image_size, "channels": facts.channels, "num_classes": facts.num_classes}
     with torch.device("cpu" if registry.imported_module(asked.name) else "meta"):
         model = registry.build(asked.name, **sizes, options=asked.options, fix=asked.fix, seed=0, trust=trust)
+        if asked.lora_rank is not None:
+            row = torch.zeros(1, facts.channels, facts.image_size, facts.image_size)
+            add_low_rank(model, asked.lora_rank, named_classifier(model, facts.num_classes), row, seed=0)
     select_trainable(model, asked.trainable, facts.num_classes)
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 

@@ -98,6 +98,9 @@ class Learner:
         self.network = Network(plan, dataset, device, trust, weights)
         for line in self.network.fitted.lines() if self.network.fitted else []:
             report(line)
+        if self.network.low_rank:
+            shown = ", ".join(self.network.low_rank[:8]) + (", ..." if len(self.network.low_rank) > 8 else "")
+            report(f"{len(self.network.low_rank)} layers get low-rank updates, and no other weight: {shown}")
         if self.network.gives_probabilities:
             report("warning: the model ends in a softmax, and the loss has one: it would learn little. Leave it out")
         trainable = {name: value for name, value in self.network.model.named_parameters() if value.requires_grad}

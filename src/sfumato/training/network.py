@@ -9,6 +9,7 @@ from sfumato.clipping.microbatch import count_saved
 from sfumato.data.examples import Dataset
 from sfumato.errors import InputError, refusing
 from sfumato.models import registry
+from sfumato.models.lora import add_low_rank
 from sfumato.models.textures import textures_for
 from sfumato.models.trainable import (
     Backbone,
@@ -35,6 +36,7 @@ class Network:
             it is, its classifier.
         backbone: The rest, whose features are computed once; None: there is none.
         fitted: How given weights met the network; None from scratch.
+        low_rank: Names of the layers that have low-rank updates.
         gives_probabilities: Whether its outputs are positive and sum to 1, as after a softmax.
 
     Raises:
@@ -53,6 +55,7 @@ class Network:
         self._plan, self._trust, self._weights, self._device = plan, trust, weights, device
         self._shape, self._num_classes = dataset.shape, len(dataset.classes)
         self.fitted: Fitted | None = None
+        self.low_rank: list[str] = []
         self.model = self._build(seed=0).to(device).train()
         self._require_outputs()
         self.trained, self.backbone = self._cut()
@@ -84,6 +87,12 @@ class Network:
                 with refusing(f"the model fails on images of shape {self._shape}", _SHAPE, Exception):
                     centre_features(model, classifier, textures_for(image_size, channels))
             freeze_statistics(model)
+        if recipe.model.lora_rank is not None:
+            classifier = named_classifier(model, self._num_classes)
+            with refusing(f"the model fails on images of shape {self._shape}", _SHAPE, Exception):
+                self.low_rank = add_low_rank(
+                    model, recipe.model.lora_rank, classifier, torch.zeros(1, *self._shape), seed
+                )
         select_trainable(model, recipe.model.trainable, self._num_classes)
         self._refuse_what_stays_random(model)
         return model

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from sfumato.config import ResolvedOptimizer, ResolvedRecipe, ResolvedSgd
+from sfumato.models.lora import merged_state_dict
 from sfumato.torch_internals import lerp_all
 from sfumato.training.flat import Flat
 from sfumato.training.world import World
@@ -149,10 +150,10 @@ class State:
 
     def averaged_state_dict(self) -> dict[str, torch.Tensor]:
         """The model's state with the first average in place of the last parameters, under each of a parameter's names,
-        on the CPU, each tensor in memory of its own.
+        on the CPU, each tensor in memory of its own. Low-rank updates, averaged as A and B, are merged into weights.
         """
         with self.averaged_weights():
-            values = self.model.state_dict()
+            values = merged_state_dict(self.model)
             return {name: value.cpu().clone(memory_format=torch.contiguous_format) for name, value in values.items()}
 
 

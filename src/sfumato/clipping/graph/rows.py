@@ -75,7 +75,8 @@ _TABLE: dict[str, tuple[Any, ...]] = {
             adaptive_max_pool2d _adaptive_avg_pool2d reflection_pad2d replication_pad2d upsample_nearest2d
             upsample_bilinear2d upsample_bicubic2d im2col""",
         ("first", 3): "conv3d conv_transpose3d avg_pool3d max_pool3d adaptive_avg_pool3d",
-        ("first", None): "group_norm native_group_norm instance_norm batch_norm channel_shuffle",
+        ("first", None): """group_norm native_group_norm instance_norm batch_norm _native_batch_norm_legit_no_training
+            channel_shuffle""",
         ("pad",): "pad constant_pad_nd",
         ("embedding",): "embedding",
         ("index",): "index",
@@ -183,7 +184,7 @@ class Rows:
             dims = _row_dims(value)
             if len(dims) > 1 or any(not _is_multiple(value.shape[dim]) for dim in dims):
                 return "takes rows together in groups"
-            if not dims and not data:
+            if not dims and (not data or 0 in value.shape):
                 continue
             if not dims:
                 return "makes one value of all rows"
