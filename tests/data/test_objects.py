@@ -113,7 +113,7 @@ def trains(run):
     return subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
 
 
-SLOW = {"training.num_steps": 40}
+SLOW = {"training.num_steps": 24}
 
 
 def test_a_run_that_was_killed_asks_for_the_same_object_and_ends_as_if_nothing_had_been(tmp_path):

@@ -71,6 +71,7 @@ def test_published_weights_decide_as_the_averages_of_both_factors_do(run):
     assert not torch.allclose(model(images), expected, rtol=1e-2)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_from_both_factors(run, tmp_path):
     folder, path = tmp_path / "run", tmp_path / "recipe.toml"
     path.write_text(config.to_toml(config.parse(recipe(run.parent))))

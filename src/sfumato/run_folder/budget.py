@@ -27,6 +27,7 @@ from sfumato.planning.resolve import Plan
 from sfumato.run_folder import ledger
 from sfumato.run_folder.files import lock, machine_faults, sync_folder
 from sfumato.run_folder.ledger import RunLine, append_line, whole_lines
+from sfumato.run_folder.record import BudgetClaim
 
 _PAUSE = 0.05
 
@@ -69,20 +70,6 @@ class ReturnedLine(Record):
 
     kind: Literal["returned"] = "returned"
     run_id: str
-
-
-class BudgetClaim(Record):
-    """What a certificate says of the budget that its run was made under.
-
-    Attributes:
-        epsilon, delta: What all runs of the budget may spend together.
-        epsilon_reserved: What they may have spent when this run began, it included: an upper bound at ``delta``.
-    """
-
-    budget_id: str
-    epsilon: float
-    delta: float
-    epsilon_reserved: float
 
 
 _LINE: pydantic.TypeAdapter[ReservedLine | ReturnedLine] = pydantic.TypeAdapter(

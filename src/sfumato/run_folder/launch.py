@@ -26,7 +26,6 @@ from sfumato.planning.resolve import Plan
 from sfumato.randomness import Stream, digest
 from sfumato.run_folder import budget as budgets
 from sfumato.run_folder import files, record
-from sfumato.run_folder.budget import BudgetClaim
 from sfumato.run_folder.checkpoint import Checkpoint, Checkpoints
 from sfumato.run_folder.files import OWNER, machine_faults, write_json
 from sfumato.run_folder.ledger import LEDGER_FILE, MOST_LOST, Ledger, RunLine, new_run_line
@@ -51,7 +50,7 @@ class Launch:
         reserved: What the certificate says of the budget; None: there is none.
     """
 
-    reserved: BudgetClaim | None = None
+    reserved: record.BudgetClaim | None = None
     _budget: Path | None = None
 
     def __init__(self, folder: Path, ledger: Ledger, checkpoints: Checkpoints, checkpoint: Checkpoint | None) -> None:

@@ -12,7 +12,6 @@ from sfumato import config
 from sfumato.errors import InputError
 from sfumato.json_record import Record
 from sfumato.planning.claims import Guarantee
-from sfumato.run_folder.budget import BudgetClaim
 from sfumato.run_folder.files import OWNER, machine_faults, write_atomically, write_json
 
 CERTIFICATE_FILE, RESULT_FILE, METRICS_FILE = "privacy.json", "result.json", "metrics.jsonl"
@@ -89,6 +88,20 @@ class Counted(Guarantee):
     num_lost: int
     num_applied: int
     epsilon_so_far: float | None
+
+
+class BudgetClaim(Record):
+    """What a certificate says of the budget that its run was made under.
+
+    Attributes:
+        epsilon, delta: What all runs of the budget may spend together.
+        epsilon_reserved: What they may have spent when this run began, it included: an upper bound at ``delta``.
+    """
+
+    budget_id: str
+    epsilon: float
+    delta: float
+    epsilon_reserved: float
 
 
 class LoopCertificate(Counted):

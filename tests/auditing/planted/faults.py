@@ -92,9 +92,9 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "a default computed from private labels",
         "influence",
-        *("training.learner:Learner.__init__", "proportions = recipe.data.class_proportions"),
-        "proportions = recipe.data.class_proportions or [(1 + int((dataset.train.labels == label).sum()))"
-        " / (len(dataset.train) + len(dataset.classes)) for label in range(len(dataset.classes))]",
+        *("training.learner:Learner.__init__", "Objective.of(recipe.data, "),
+        "Objective(tuple((1 + int((dataset.train.labels == label).sum()))"
+        " / (len(dataset.train) + len(dataset.classes)) for label in range(len(dataset.classes))), ",
     ),
 )
 
