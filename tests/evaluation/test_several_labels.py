@@ -240,6 +240,12 @@ def test_a_column_for_each_label_is_read_as_spreadsheets_write_it(five):
     assert list(found.values()) == [(0, 1, -1), (0, 1, -1), (-1, -1, -1), (-1, 0, 1), (0, 0, 0)]
 
 
+def test_a_table_with_a_class_for_each_image_is_of_classes_though_it_has_a_column_for_each_too(five):
+    rows = [[image, "left", "1", "0", "1"] for image, _ in JOINED]
+    write(five, ["file", "label", *LABELS], rows)
+    assert set(listed(five).values()) == {None} and set(listed(five, task="multilabel").values()) == {(1, 0, 1)}
+
+
 @pytest.mark.parametrize(
     ("header", "rows", "settings", "why"),
     [

@@ -224,7 +224,8 @@ def _rows(
     file, label = FILE_COLUMNS.get(table.name) or "", "label"
     if not file:
         file, label = _column_of_files(header, lines) or "file", _column_of_labels(header)
-    has_findings = task != "classes" and bool(classes) and set(classes) <= set(header)
+    is_meant = task == "multilabel" or (task is None and label not in header)
+    has_findings = is_meant and bool(classes) and set(classes) <= set(header)
     columns = {file: file} | ({name: name for name in classes} if has_findings else {"label": label})
     columns |= {name.casefold(): name for name in header if name.casefold() == "split" or name == "group"}
     if any(header.count(name) != 1 for name in columns.values()):
