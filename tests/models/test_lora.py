@@ -130,3 +130,25 @@ def test_so_it_is_of_a_vision_transformer_in_float32():
 def test_a_network_without_such_layers_is_refused_in_one_line():
     with pytest.raises(InputError, match=r"calls no linear layer or 1 x 1 convolution .* model.trainable=classifier"):
         network("small_cnn")
+
+
+class ReadsBeside(nn.Module):
+    """Calls a layer, and uses its weight once more by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, images):
+        x = torch.relu(self.layer(images.flatten(1)))
+        return self.head(x @ self.layer.weight)
+
+
+def test_a_network_that_reads_a_weight_beside_its_layer_is_refused_and_one_that_does_not_is_as_it_was():
+    with pytest.raises(InputError, match="reads the weight of a layer beside calling it"):
+        add_low_rank(ReadsBeside(), 2, "head", torch.zeros(1, 1, 4, 4), seed=0)
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+    before = {name: value.clone() for name, value in plain.state_dict().items()}
+    assert add_low_rank(plain, 2, "3", torch.zeros(1, 1, 4, 4), seed=0) == ["1"] and plain.training
+    assert all(torch.equal(plain.state_dict()[name], value) for name, value in before.items())
+    assert not plain[1].lora_B.any() and plain[1].lora_A.any()

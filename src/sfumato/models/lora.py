@@ -91,7 +91,33 @@ def add_low_rank(model: nn.Module, rank: int, classifier: str, row: torch.Tensor
             'model.trainable = "lora": this network calls no linear layer or 1 x 1 convolution beside its classifier, '
             "which is what low-rank updates are for. Take --set model.trainable=classifier, or norms."
         )
+    if not row.is_meta:
+        _refuse_other_when_merged(model, torch.randn(row.shape, generator=generator).to(row), generator)
     return changed
+
+
+@torch.no_grad()
+def _refuse_other_when_merged(model: nn.Module, row: torch.Tensor, generator: torch.Generator) -> None:
+    """Refuses a network that reads a weight beside calling its layer: merged, it would compute something else than what
+    was trained. Tried with updates that are not zero, which are taken back.
+    """
+    layers, was_training = [each for each in model.modules() if isinstance(each, _LowRank)], model.training
+    before = [layer.weight.clone() for layer in layers]
+    for layer in layers:
+        layer.lora_B.copy_(torch.randn(layer.lora_B.shape, generator=generator) / layer.lora_B.shape[1] ** 0.5)
+    beside = model.eval()(row)
+    for layer in layers:
+        layer.weight.copy_(layer.merged_weight())
+        layer.lora_B.zero_()
+    merged = model(row)
+    for layer, weight in zip(layers, before, strict=True):
+        layer.weight.copy_(weight)
+    model.train(was_training)
+    if not torch.allclose(beside, merged, rtol=1e-2, atol=1e-2 * float(merged.abs().max())):
+        raise InputError(
+            'model.trainable = "lora": this network reads the weight of a layer beside calling it, so what is trained '
+            "would not be what is published. Take --set model.trainable=classifier, or norms."
+        )
 
 
 @torch.no_grad()
