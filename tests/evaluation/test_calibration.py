@@ -15,10 +15,10 @@ from sfumato.evaluation.calibration import (
     Threshold,
     fit_temperature,
     fit_temperature_and_shifts,
-    fit_threshold,
+    fit_thresholds,
     with_offsets,
 )
-from sfumato.evaluation.evaluators import Outcome, auroc_of_each, decision_on_two, reliability
+from sfumato.evaluation.evaluators import Outcome, auroc_of_each, decisions, reliability
 from sfumato.evaluation.scores import Objective
 from sfumato.evaluation.trained import load
 from sfumato.run_folder.files import write_json
@@ -85,10 +85,12 @@ def test_a_threshold_reaches_what_is_asked_and_holds_on_unseen_images(aim, at, p
         return Outcome(logits, labels, ("a", "b"), fitted)
 
     first = outcome(0)
-    threshold = fit_threshold(first.probabilities, first.labels, first.classes, positive=positive, aim=aim, at=at)
+    threshold = fit_thresholds(first.probabilities, first.labels, first.classes, positive=positive, aim=aim, at=at)[
+        positive
+    ]
 
     def shares(seed, threshold):
-        return dict(decision_on_two(outcome(seed, threshold)))["decision"].model_dump()
+        return dict(decisions(outcome(seed, threshold)))["decision"].model_dump()
 
     reached, unseen = shares(0, threshold), shares(1, threshold)
     assert reached[aim] >= at and reached["positive"] == positive
@@ -106,7 +108,7 @@ def test_of_thresholds_that_give_equally_little_away_the_one_that_gains_most_is_
     labels = (scores > 0.5).long()
     for aim in ("sensitivity", "specificity"):
         both = torch.stack([1 - scores, scores], 1)
-        found = fit_threshold(both, labels, ("well", "ill"), positive="ill", aim=aim, at=0.9)
+        found = fit_thresholds(both, labels, ("well", "ill"), positive="ill", aim=aim, at=0.9)["ill"]
         assert found.probability == pytest.approx(0.5)  # half way: no image's own score
 
 
@@ -114,13 +116,13 @@ def test_four_counts_and_the_shares_that_follow_by_hand():
     labels = torch.tensor([1] * 10 + [0] * 30)
     scores = torch.tensor([0.9] * 8 + [0.1] * 2 + [0.9] * 3 + [0.1] * 27, dtype=torch.float64)
     logits = torch.stack([torch.log(1 - scores), torch.log(scores)], 1)
-    found = dict(decision_on_two(Outcome(logits, labels, ("well", "ill")), 0.02))["decision"]
+    found = dict(decisions(Outcome(logits, labels, ("well", "ill")), 0.02))["decision"]
     assert found.counts == {"found": 8, "missed": 2, "false_alarms": 3, "left_alone": 27}
     assert (found.positive, found.sensitivity, found.specificity) == ("ill", 0.8, 0.9)
     assert found.positive_predictive_value == pytest.approx(0.8 * 0.02 / (0.8 * 0.02 + 0.1 * 0.98))
     assert found.negative_predictive_value == pytest.approx(0.9 * 0.98 / (0.9 * 0.98 + 0.2 * 0.02))
-    assert dict(decision_on_two(Outcome(logits, labels, ("well", "ill"))))["decision"].prevalence == 0.25
-    assert not list(decision_on_two(Outcome(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), "abc")))
+    assert dict(decisions(Outcome(logits, labels, ("well", "ill"))))["decision"].prevalence == 0.25
+    assert not list(decisions(Outcome(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), "abc")))
 
 
 def test_thresholds_that_cannot_be_are_refused():
@@ -133,7 +135,7 @@ def test_thresholds_that_cannot_be_are_refused():
     ):
         asked = {"positive": "a", "aim": "sensitivity", "at": 0.9, **changes}
         with pytest.raises(InputError, match=says):
-            fit_threshold(torch.full((60, len(classes)), 0.5), (torch.arange(60) < 19).long(), classes, **asked)
+            fit_thresholds(torch.full((60, len(classes)), 0.5), (torch.arange(60) < 19).long(), classes, **asked)
 
 
 def test_the_threshold_decides_at_itself():
@@ -199,7 +201,7 @@ def test_calibration_error_is_of_the_class_that_is_named_and_ranks_are_of_what_i
 def test_a_share_that_saturated_probabilities_allow_is_reached():
     probabilities = torch.tensor([[0.0, 1.0]] * 10 + [[0.9, 0.1]] * 90 + [[0.0, 1.0]] * 5, dtype=torch.float64)
     labels = torch.tensor([0] * 100 + [1] * 5)
-    found = fit_threshold(probabilities, labels, ("well", "ill"), positive="ill", aim="specificity", at=0.95)
+    found = fit_thresholds(probabilities, labels, ("well", "ill"), positive="ill", aim="specificity", at=0.95)["ill"]
     assert float((probabilities[:100, 1] < found.probability).double().mean()) >= 0.95
     Threshold.model_validate_json(found.model_dump_json())
 

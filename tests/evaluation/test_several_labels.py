@@ -4,6 +4,8 @@ import csv
 import json
 import shlex
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -18,9 +20,11 @@ from sfumato.clipping import clipped_grad
 from sfumato.config import DataConfig
 from sfumato.data import layouts
 from sfumato.errors import InputError
+from sfumato.evaluation.augtest import labels_together
 from sfumato.evaluation.evaluate import calibrate
 from sfumato.evaluation.evaluators import Outcome, auroc_of_each, confusion, intervals, reliability
 from sfumato.evaluation.scores import Objective, score
+from sfumato.exporting.verify import check
 from sfumato.models import registry
 from tests.data.conftest import refused
 
@@ -108,8 +112,64 @@ def test_it_is_calibrated_and_told_of_in_words_and_in_the_report(run, folder, tm
     assert ">label<" in (own / "report.html").read_text()
     assert cli.run(["predict", str(own), str(folder / "test" / "000.png"), "--format", "csv"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "image,class,probability,why,left,right,dot"
-    refused("several labels an image", sfumato.export, own, tmp_path / "export")
-    refused("a threshold is for two classes", calibrate, own, others, sensitivity=0.9)
+
+
+def test_each_label_has_a_threshold_of_its_own_which_every_answer_takes(run, tmp_path, capsys):
+    """Of the command, evaluation, the model's answers and its export; one that few images tell of has none."""
+    own, others, rows = shutil.copytree(run, tmp_path / "run"), tmp_path / "others", []
+    others.mkdir()
+    images, labels = pictures(120, 5)
+    labels[::6] = 1 - labels[::6]  # so that no threshold tells all apart
+    for place, (image, cells) in enumerate(zip(images, labels, strict=True)):
+        Image.fromarray(image).save(others / f"{place:03}.png")
+        rows.append([f"{place:03}.png", "ABC"[place % 3], *cells[:2], cells[2] if place < 15 else -1])
+    write(others, ["file", "ward", *LABELS], rows)
+    assert cli.run(["calibrate", str(own), str(others), "--sensitivity", "0.9"]) == 0
+    told = capsys.readouterr()
+    assert "left from probability" in told.out and "few to find a sensitivity for dot" in told.err
+    left, right, dot = sfumato.load(own).trained.calibration.thresholds
+    assert (left.positive, right.positive, dot) == ("left", "right", None)
+    found = sfumato.evaluate(own, others, by="ward", publish=True)
+    files = [others / f"{place:03}.png" for place in range(120)]
+    answers = sfumato.predict(own, files)
+    shares = np.array([list(each.probabilities.values()) for each in answers])
+    expected = shares >= np.array([left.probability, right.probability, np.nextafter(0.5, 1)])
+    named = np.array([[name in each.labels for name in LABELS] for each in answers])
+    assert np.array_equal(named, expected) and not np.array_equal(named, shares > 0.5)
+    for place, decision in enumerate(found.decisions):
+        known = np.arange(120) < (15 if place == 2 else 120)
+        has, says = labels[known, place] == 1, named[known, place]
+        assert decision.sensitivity == pytest.approx(says[has].mean()) and (place == 2 or decision.sensitivity >= 0.9)
+        assert decision.specificity == pytest.approx((~says[~has]).mean())
+        low, high = decision.specificity_interval
+        assert low <= decision.specificity <= high
+    for group in found.groups:
+        inside = np.arange(120) % 3 == "ABC".index(group.value)
+        right_of = [
+            named[inside & mask, at] == labels[inside & mask, at] for at, mask in enumerate([True, True, known])
+        ]
+        assert group.accuracy == pytest.approx(np.mean([each.mean() for each in right_of])) and group.auroc is not None
+    assert cli.run(["export", str(own), "--output", str(tmp_path / "export")]) == 0
+    assert check(tmp_path / "export").valid
+    card = (tmp_path / "export" / "README.md").read_text()
+    assert "of each of 3 labels" in card and "named from" in card
+    told = subprocess.run(
+        [sys.executable, "predict.py", *map(str, files)], cwd=tmp_path / "export", capture_output=True, text=True
+    )
+    lines = [line.split("\t")[1] for line in told.stdout.splitlines()]
+    assert lines == ["|".join(each.labels) for each in answers], told.stderr
+
+
+def test_views_of_an_image_decide_each_label_together(folder, tmp_path):
+    settings = SETTINGS | {"augmentation.kind": "crop", "augmentation.test_views": 3, "training.num_steps": 4}
+    result = sfumato.train("image-folder", tmp_path / "run", settings=settings, data_root=folder)
+    assert 0 < result.accuracy_augtest_vote <= 1 and result.test_views == 3
+    logits = torch.tensor([[[2.0, -1.0], [-1.0, -1.0], [-0.5, 0.5]], [[0.1, 3.0], [0.1, -1.0], [-9.0, -1.0]]])
+    vote, mean = labels_together(logits)
+    assert vote.tolist() == [[0, 0], [1, 0]]
+    assert mean.tolist() == (logits.sigmoid().mean(1) > 0.5).long().tolist()
+    even = labels_together(torch.tensor([[[3.0, -3.0], [-1.0, 1.0]]]))
+    assert even[0].tolist() == even[1].tolist() == [[1, 0]]  # as many for it as against it: the mean decides
 
 
 def test_arrays_give_what_the_table_gives(folder, tmp_path):

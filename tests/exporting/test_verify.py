@@ -251,6 +251,12 @@ ZIPS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def place_for_temporary_folders(tmp_path_factory, monkeypatch):
+    """Of this test alone."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("temporary")))
+
+
 def refuses(path) -> str:
     """Why, in one line; nothing ran, nothing is left anywhere, and memory grew by less than 100 MB."""
 

@@ -66,7 +66,7 @@ def evaluate(
 
 
 def _show(found: "Evaluation", specificity: float) -> None:
-    from sfumato.reporting.tested import in_words
+    from sfumato.reporting.tested import class_table, group_table, in_words
 
     for line in in_words(found):
         output.say(line)
@@ -74,6 +74,10 @@ def _show(found: "Evaluation", specificity: float) -> None:
     if found.calibration_error is not None:
         how = "" if found.calibration is not None else " (probabilities are not calibrated: sfumato calibrate)"
         output.say(f"calibration error {output.per_cent(found.calibration_error)}{how}")
+    if (groups := group_table(found)) is not None:
+        _say_table(*groups)
+    if found.is_multilabel:
+        return _say_table(*class_table(found))
     areas = found.auroc_per_class
     output.say(f"  {'class':<24}{'accuracy':>10}{'AUROC':>8}{f'sensitivity at specificity {specificity:g}':>36}")
     for name, right, area, sensitivity in zip(
@@ -81,13 +85,6 @@ def _show(found: "Evaluation", specificity: float) -> None:
     ):
         shown = "-" if area is None else f"{area:.3f}"
         output.say(f"  {name:<24}{output.per_cent(right):>10}{shown:>8}{output.per_cent(sensitivity):>36}")
-    if found.groups is not None:
-        output.say(f"  {found.by:<24}{'images':>10}{'accuracy':>10}")
-    for group in found.groups or []:
-        of_group = formats.share(group.accuracy, group.interval)
-        output.say(f"  {group.value or '(not stated)':<24}{group.num_images:>10}   {of_group}")
-    if found.is_multilabel:
-        return
     confusions = [
         (count, label, decided)
         for label, row in zip(found.classes, found.confusion, strict=True)
@@ -96,6 +93,12 @@ def _show(found: "Evaluation", specificity: float) -> None:
     ]
     for count, label, decided in sorted(confusions, key=lambda cell: -cell[0])[:_MOST_CONFUSIONS]:
         output.say(f"{count} of {label} taken for {decided}")
+
+
+def _say_table(names: list[str], rows: list[list[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+    for row in (names, *rows):
+        output.say("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def predict(
@@ -129,11 +132,9 @@ def predict(
         output.warn(missing)
     calibration = classifier.trained.calibration
     threshold = None if calibration is None else calibration.threshold
-    if threshold is not None:
-        output.note(
-            f"{threshold.positive} is named from probability {threshold.probability:.4f} on, for a {threshold.aim} of "
-            f"{output.per_cent(threshold.at)}"
-        )
+    if calibration is not None and (limits := calibration.all_thresholds):
+        each = ", ".join(f"{limit.positive} is named from probability {limit.probability:.4f} on" for limit in limits)
+        output.note(f"{each}, for a {limits[0].aim} of {output.per_cent(limits[0].at)}")
     named = [Path(line) for line in sys.stdin.read().splitlines() if line] if Path("-") in images else []
     started = time.perf_counter()
 
@@ -154,9 +155,9 @@ def predict(
         if format_ == "jsonl":
             output.say(json.dumps(_row(one), allow_nan=False))
         elif format_ == "csv":
-            each = [(one.probabilities or {}).get(name) for name in classifier.classes]
+            shares = [(one.probabilities or {}).get(name) for name in classifier.classes]
             row = [_cell(output.plain(one.image)), _cell(_named(one) or ""), one.probability, one.why]
-            writer.writerow([*row, *each])
+            writer.writerow([*row, *shares])
         else:
             output.say(f"{one.image}  {_named(one) or 'unreadable'}{_sure(one, threshold)}")
 
@@ -206,9 +207,10 @@ def calibrate(
     `evaluate` use them from then on. Not private with respect to these images.
 
     Args:
-        positive: The one of two classes that is looked for; default: the second.
-        sensitivity: Of two classes: finds at least this share of the positive images.
-        specificity: Of two classes: leaves at least this share of the others alone.
+        positive: The one of two classes that is looked for; default: the second. Of several labels an image: the one
+            that gets a threshold; default: each.
+        sensitivity: Of two classes, or each label: finds at least this share of the positive images.
+        specificity: Likewise: leaves at least this share of the others alone.
         publish: Writes it into model.safetensors too, for whoever has a copy. No epsilon covers these images.
 
     Example:
@@ -226,10 +228,10 @@ def calibrate(
 def _show_calibration(found: "Calibration", run: Path, publish: bool) -> None:
     shifts = "" if found.shifts is None else f", shifts {', '.join(f'{shift:+.3f}' for shift in found.shifts)}"
     output.say(f"temperature {found.temperature:.4g}{shifts}; fitted on {found.num_images} {found.fitted_on} images")
-    if (threshold := found.threshold) is not None:
+    for each in found.all_thresholds:
         output.say(
-            f"{threshold.positive} from probability {threshold.probability:.4f} on: {threshold.aim} "
-            f"{output.per_cent(threshold.at)} or more on these images"
+            f"{each.positive} from probability {each.probability:.4f} on: {each.aim} {output.per_cent(each.at)} or "
+            "more on these images"
         )
     output.say(
         f"written to {run / 'calibration.json'}{' and the weights' * publish}, which `evaluate` and `predict` use; not "

@@ -69,17 +69,28 @@ def augtest(
     device, was_training = next(model.parameters()).device, model.training
     bits = _public_bits(len(images), num_views)
     model.eval()
-    correct = torch.zeros(2, dtype=torch.int64)
+    labels = images.labels.view(len(images), -1)  # of one class each, or of several labels
+    known = labels >= 0
+    right = torch.zeros(2, labels.shape[1], dtype=torch.int64)
     for indices in (torch.arange(len(images)) if chosen is None else chosen).split(max(rows // num_views, 1)):
         if not len(indices):
             continue
         inputs = views.of_bits(images, indices, bits[indices], device)
         outputs = model(inputs.flatten(0, 1)).float().cpu()
-        decisions = decide_together(decide(outputs).view(len(indices), num_views, -1), calibration, classes)
-        correct += torch.stack([(decision == images.labels[indices]).sum() for decision in decisions])
+        together = labels_together if images.labels.ndim == 2 else decide_together
+        decisions = together(decide(outputs).view(len(indices), num_views, -1), calibration, classes)
+        for place, decision in enumerate(decisions):
+            right[place] += ((decision.view(len(indices), -1) == labels[indices]) & known[indices]).sum(0)
     model.train(was_training)
-    vote, mean = (total(float(count)) / max(len(images), 1) for count in correct)
+    told = known.sum(0)
+    vote, mean = (_mean_share([total(float(count)) for count in counts], told.tolist()) for counts in right)
     return WithViews(num_views, vote, mean)
+
+
+def _mean_share(right: Sequence[float], told: Sequence[int]) -> float:
+    """Over labels of which something is known."""
+    shares = [hits / count for hits, count in zip(right, told, strict=True) if count]
+    return sum(shares) / max(len(shares), 1)
 
 
 def decide_together(
@@ -107,6 +118,17 @@ def decide_together(
     votes = F.one_hot(chosen, logits.shape[2]).sum(1)  # (N, classes)
     # Together less than a vote: of equally many the one that the mean decides for, else the more probable.
     return (votes + mean / 4 + F.one_hot(by_mean, logits.shape[2]) / 2).argmax(1), by_mean
+
+
+def labels_together(
+    logits: torch.Tensor, calibration: Calibration | None = None, classes: Sequence[str] = ()
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same for each of several labels an image: two tensors (N, classes), int64, 1 where it is named."""
+    fitted = calibration or Calibration(temperature=1.0, fitted_on="held-out", num_images=0, is_multilabel=True)
+    each = logits.flatten(0, 1)
+    by_mean = fitted.named(fitted.probabilities(each).view(logits.shape).mean(1), classes)
+    votes = 2 * fitted.decided(each, classes).view(logits.shape).sum(1) - logits.shape[1]
+    return torch.where(votes == 0, by_mean, (votes > 0).long()), by_mean
 
 
 def _public_bits(num_images: int, num_views: int) -> torch.Tensor:

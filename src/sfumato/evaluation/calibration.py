@@ -9,7 +9,7 @@ is fitted says something of the images it was fitted on: it is not private with 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +24,7 @@ Aim = Literal["sensitivity", "specificity"]
 FEWEST_IMAGES = 50
 """Fewer say too little of how sure a model may be."""
 _FEWEST_OF_A_CLASS = 20  # for a shift, or a threshold
+_HALF = math.nextafter(0.5, 1.0)
 _RANGE = (-5.0, 5.0)  # of the temperature's logarithm
 
 
@@ -41,18 +42,35 @@ class Calibration(CalibrationFacts):
         return scaled if self.shifts is None else scaled + torch.tensor(self.shifts, dtype=torch.float64)
 
     def decided(self, logits: torch.Tensor, classes: Sequence[str]) -> torch.Tensor:
-        """(N,) int64: the class of each image, of outputs as the decision takes them."""
-        return logits.argmax(1) if self.names_the_largest else self.named(self.probabilities(logits), classes)
+        """(N,) int64: the class of each image, of outputs as the decision takes them; or (N, classes): 1 for each of
+        several labels that is named, else 0.
+        """
+        if self.names_the_largest:
+            return (logits > 0).long() if self.is_multilabel else logits.argmax(1)
+        return self.named(self.probabilities(logits), classes)
 
     @property
     def names_the_largest(self) -> bool:
-        """Whether the class of the largest output is named: no threshold and no shift is in between. With
-        `offsets` that is the class that balanced classes ask for.
+        """Whether the class of the largest output is named, or of several labels those above 0: no threshold and no
+        shift is in between. With `offsets` that is the class that balanced classes ask for.
         """
-        return self.threshold is None and (self.shifts is None or self.offsets is not None)
+        is_fitted = self.threshold is not None or self.thresholds is not None
+        return not is_fitted and (self.shifts is None or self.offsets is not None)
+
+    @property
+    def all_thresholds(self) -> list[Threshold]:
+        """The one of two classes, or those of labels."""
+        return [each for each in (self.threshold, *(self.thresholds or ())) if each is not None]
+
+    @property
+    def boundaries(self) -> list[float]:
+        """Of several labels with thresholds: from which probability on each is named. One half itself is not."""
+        return [_HALF if each is None else each.probability for each in self.thresholds or []]
 
     def named(self, probabilities: torch.Tensor, classes: Sequence[str]) -> torch.Tensor:
-        """(N,) int64: the class of each image, of its probabilities, where they decide."""
+        """What `decided` gives, of probabilities, where they decide."""
+        if self.is_multilabel:
+            return (probabilities >= torch.tensor(self.boundaries or _HALF, dtype=torch.float64)).long()
         if self.threshold is None:
             return probabilities.argmax(1)
         place = list(classes).index(self.threshold.positive)
@@ -119,39 +137,63 @@ def fit_temperature_and_shifts(logits: torch.Tensor, labels: torch.Tensor) -> tu
     return math.exp(-found[0]), (found[1:] - found[1:].mean()).tolist()
 
 
-def fit_threshold(
-    probabilities: torch.Tensor, labels: torch.Tensor, classes: Sequence[str], *, positive: str, aim: Aim, at: float
-) -> Threshold:
-    """The threshold that reaches what is asked on these images, and gives away least beside it.
+def fit_thresholds(
+    probabilities: torch.Tensor,
+    labels: torch.Tensor,
+    classes: Sequence[str],
+    *,
+    positive: str | None,
+    aim: Aim,
+    at: float,
+    report: Callable[[str], None] = lambda text: None,
+) -> dict[str, Threshold]:
+    """The threshold that reaches what is asked on these images, and gives away least beside it: of two classes one; of
+    several labels one for each, among the images of which it is known.
 
     Args:
-        probabilities: (N, 2), of the two classes.
-        labels: (N,), int64.
+        probabilities: (N, classes).
+        labels: (N,), int64; or (N, classes), of several labels an image: 1, 0, or -1 where it is unknown.
         classes: Their names.
-        positive: The class that is looked for.
+        positive: The one that is looked for; None: the second of two classes, each of several labels.
         aim: "sensitivity": the share of positive images that are found; "specificity": the share of
             the others that are left alone.
         at: That share, above 0 and up to 1.
+        report: Is told which labels get none, since too few images tell of them.
+
+    Returns:
+        By their names, at least one.
 
     Raises:
-        InputError: If there are not two classes, there is no such class, or too few images of a side.
+        InputError: If there are neither two classes nor several labels, there is no such class, or too few images of a
+            side.
     """
-    if len(classes) != 2:
+    several = labels.ndim == 2
+    if len(classes) != 2 and not several:
         raise InputError(f"a threshold is for two classes, and there are {len(classes)}. Leave it out.")
-    if positive not in classes:
+    if positive is not None and positive not in classes:
         raise InputError(f"there is no class {positive!r}: there are {', '.join(classes)}.")
     if not 0 < at <= 1:
         raise InputError(f"{aim} = {at} is no share. Give one above 0 and up to 1, for example 0.9.")
-    place = list(classes).index(positive)
-    is_positive = labels == place
-    decisive, others = (is_positive, ~is_positive) if aim == "sensitivity" else (~is_positive, is_positive)
-    if decisive.sum() < _FEWEST_OF_A_CLASS or not others.any():
-        raise InputError(
-            f"{int(decisive.sum())} images are too few to find a {aim} with, beside {int(others.sum())} of the other "
-            f"class. Give {_FEWEST_OF_A_CLASS} or more of the first, and some of the other."
-        )
-    chosen = _between(probabilities[:, place].double(), is_positive, aim, at)
-    return Threshold(positive=positive, probability=chosen, aim=aim, at=at)
+    found: dict[str, Threshold] = {}
+    for name in [positive] if positive is not None else classes if several else classes[1:]:
+        place = list(classes).index(name)
+        of_it = labels[:, place] if several else (labels == place).long()
+        is_positive, scores = of_it[of_it >= 0] == 1, probabilities[of_it >= 0, place].double()
+        decisive, others = (is_positive, ~is_positive) if aim == "sensitivity" else (~is_positive, is_positive)
+        if decisive.sum() >= _FEWEST_OF_A_CLASS and others.any():
+            boundary = _between(scores, is_positive, aim, at)
+            found[name] = Threshold(positive=name, probability=boundary, aim=aim, at=at)
+            continue
+        few = f"{int(decisive.sum())} images are too few to find a {aim} for {name} with"
+        if not several or positive is not None:
+            raise InputError(
+                f"{few}, beside {int(others.sum())} others. Give {_FEWEST_OF_A_CLASS} or more of the first, and some "
+                "of the others."
+            )
+        report(f"{few}: it is named from 0.5 on")
+    if not found:
+        raise InputError(f"no label has enough images. Give {_FEWEST_OF_A_CLASS} or more that have it, or have it not.")
+    return found
 
 
 def _between(scores: torch.Tensor, is_positive: torch.Tensor, aim: str, at: float) -> float:

@@ -98,7 +98,7 @@ class Classifier:
         fitted = self.trained.calibration
         is_fitted = fitted is not None and (fitted.threshold is not None or fitted.fitted_on == "folder")
         is_whole = (self.folder / OWNER).exists() or (self.folder / SUMS_FILE).exists()
-        if is_fitted or is_whole or len(self.classes) != 2:
+        if is_fitted or is_whole or len(self.classes) != 2 or self.trained.objective.is_multilabel:
             return None
         remedy = "If its owner fitted one, ask for a model with it (sfumato calibrate --publish)"
         return f"no threshold came with {self.folder}: the likelier class is named. {remedy}"
@@ -171,7 +171,8 @@ class Classifier:
             )
         calibration = self.trained.calibration
         if self.trained.objective.is_multilabel:
-            labels = [name for name, output in zip(self.classes, logits[0].tolist(), strict=True) if output > 0]
+            decided = logits > 0 if calibration is None else calibration.decided(logits, self.classes)
+            labels = [name for name, is_named in zip(self.classes, decided[0].tolist(), strict=True) if is_named]
             probabilities = None
             if calibration is not None:
                 probabilities = dict(zip(self.classes, calibration.probabilities(logits)[0].tolist(), strict=True))

@@ -27,7 +27,7 @@ from sfumato.evaluation.evaluators import (
     Reliability,
     auroc_of_each,
     confusion,
-    decision_on_two,
+    decisions,
     intervals,
     of_groups,
     reliability,
@@ -141,15 +141,14 @@ def evaluate(
     logits = decide(predict_logits(trained.model, held_out))
     outcome = Outcome(logits.double(), held_out.labels, trained.classes, trained.calibration, held_out.groups)
     told = [evaluator(outcome) for evaluator in (confusion, reliability, auroc_of_each, intervals)]
-    told += [sensitivity_at(outcome, specificity), decision_on_two(outcome, prevalence)]
+    told += [sensitivity_at(outcome, specificity), decisions(outcome, prevalence)]
     if values is not None:
         told.append(of_groups(outcome, values))
     views = Views.of(trained.recipe.augmentation)
     num_views = trained.recipe.augmentation.test_views if test_views is None else test_views
-    num_views = 0 if outcome.is_multilabel else num_views
     together = augtest(trained.model, held_out, views, num_views, decide, trained.calibration, trained.classes)
     if test_views and not together.views:
-        report("no test with views: this run was trained without augmentation, or on several labels an image")
+        report("no test with views: this run was trained without augmentation")
     found = Evaluation(
         run=str(folder),
         held_out=held_out_name,
@@ -270,7 +269,8 @@ def calibrate(
     Args:
         run: The run folder.
         folder_of_images: As in `evaluate`.
-        positive: The class of two that is looked for; None: the second.
+        positive: The class of two that is looked for; None: the second. Of several labels an image the one that gets a
+            threshold; None: each that enough images tell of.
         sensitivity: Share of positive images to find; or
         specificity: share of the others to leave alone. Neither: the more probable class is named.
         publish: Write what is fitted into model.safetensors too, so that it goes with every copy. Its tensors stay.
@@ -309,10 +309,11 @@ def calibrate(
         num_images=len(held_out),
     )
     if at is not None:
-        sought = trained.classes[-1] if positive is None else positive
         answers = fitted.probabilities(logits), held_out.labels, trained.classes
-        found = calibration.fit_threshold(*answers, positive=sought, aim=aim, at=at)
-        fitted = fitted.model_copy(update={"threshold": found})
+        found = calibration.fit_thresholds(*answers, positive=positive, aim=aim, at=at, report=report)
+        several = [found.get(each) for each in trained.classes]
+        own = {"thresholds": several} if fitted.is_multilabel else {"threshold": found.popitem()[1]}
+        fitted = fitted.model_copy(update=own)
     write_json(folder / calibration.CALIBRATION_FILE, fitted.as_json())
     if (folder / OWNER).is_dir():
         write_json(folder / OWNER / FITTED_ON_FILE, dict.fromkeys(_digests(held_out), 1), mode=0o600)

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from sfumato.errors import InputError
 from sfumato.evaluation.calibration import Calibration
-from sfumato.evaluation.scores import auroc, decided_labels, interval, interval_of, wilson
-from sfumato.json_record import Record
+from sfumato.evaluation.scores import auroc, decided_labels, interval, interval_of, score, wilson
+from sfumato.json_record import Record, pick
 from sfumato.run_folder.tested import Decision, Group, Intervals
 
 Evaluator = Callable[["Outcome"], Iterator[tuple[str, Any]]]
@@ -76,8 +75,16 @@ class Outcome:
     def sides(self, place: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Of these images whether they are of it, and `scores`."""
         known = self.known(place)
-        own = self.labels[:, place] == 1 if self.is_multilabel else self.labels == place
-        return own[known], self.scores(place)[known]
+        return self._of(self.labels, place)[known], self.scores(place)[known]
+
+    def decision(self, place: int) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
+        """Of these images whether they are of it, whether they were taken for it, and whose they are."""
+        known = self.known(place)
+        people = np.arange(len(known)) if self.people is None else np.asarray(self.people)
+        return self._of(self.labels, place)[known], self._of(self.decided, place)[known], people[known.numpy()]
+
+    def _of(self, labels: torch.Tensor, place: int) -> torch.Tensor:
+        return labels[:, place] == 1 if self.is_multilabel else labels == place
 
     @functools.cached_property
     def probabilities(self) -> torch.Tensor:
@@ -89,7 +96,7 @@ class Outcome:
     @functools.cached_property
     def decided(self) -> torch.Tensor:
         """(N,) int64; of several labels an image (N, classes)."""
-        if self.calibration is None or not self.is_finite or self.is_multilabel:
+        if self.calibration is None or not self.is_finite:
             return decided_labels(self.logits, self.labels)
         return self.calibration.decided(self.logits, self.classes)
 
@@ -191,13 +198,11 @@ def intervals(outcome: Outcome) -> Iterator[tuple[str, Any]]:
 
 
 def _intervals_of_several(outcome: Outcome) -> Iterator[tuple[str, Any]]:
-    right = outcome.decided == outcome.labels
     per_class, shares, areas = [], [], []
     for place in range(len(outcome.classes)):
-        known = outcome.known(place)
-        people = outcome.people and [outcome.people[at] for at in known.nonzero()[:, 0].tolist()]
-        per_class.append(interval(right[known, place], people))
-        shares += [float(right[known, place].double().mean())] if known.any() else []
+        own, named, people = outcome.decision(place)
+        per_class.append(interval(named == own, people))
+        shares += [float((named == own).double().mean())] if len(own) else []
         areas.append(_resampled_areas(outcome, place))
     whole = [each for each in areas if each is not None]
     found = Intervals(
@@ -212,58 +217,63 @@ def _intervals_of_several(outcome: Outcome) -> Iterator[tuple[str, Any]]:
 
 def of_groups(outcome: Outcome, values: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Accuracies of the images that share a value, the most frequent first, and how far the best group lies above the
-    worst.
+    worst; of several labels an image AUROC, too.
 
     Args:
         outcome: Of N images.
         values: (N,), of each image; "" where nothing is stated.
     """
-    if outcome.is_multilabel:
-        raise InputError("groups are told of images of one class each, and these have several labels. Leave --by out.")
-    right, groups = (outcome.decided == outcome.labels).double(), []
-    for value, _ in collections.Counter(values).most_common():
+    groups = []
+    for value, count in collections.Counter(values).most_common():
         own = torch.tensor([other == value for other in values])
-        each = [right[own & (outcome.labels == place)] for place in range(len(outcome.classes))]
-        per_class = [float(part.mean()) if len(part) else None for part in each]
-        count, share, ends = int(own.sum()), float(right[own].mean()), outcome.interval(own) or []
-        groups.append(Group(value=value, num_images=count, accuracy=share, interval=ends, per_class=per_class))
+        found = score(outcome.logits[own], outcome.labels[own], outcome.decided[own])
+        area = found.auroc if outcome.is_multilabel else None
+        told = pick(found, "accuracy", "per_class") | {"interval": outcome.interval(own) or [], "auroc": area}
+        groups.append(Group(value=value, num_images=count, **told))
     yield "groups", groups
     shares = [group.accuracy for group in groups]
     yield "group_gap", max(shares) - min(shares)
 
 
-def decision_on_two(outcome: Outcome, prevalence: float | None = None) -> Iterator[tuple[str, Any]]:
-    """Of two classes: what decides, the four counts, the shares that follow from them, with 95 %
-    intervals (Wilson), and the receiver operating characteristic. The positive class is the threshold's,
-    else the second.
+def decisions(outcome: Outcome, prevalence: float | None = None) -> Iterator[tuple[str, Any]]:
+    """Of two classes, or of each of several labels an image: what decides, the four counts, and the shares that follow
+    from them, with 95 % intervals (Wilson); of two classes the receiver operating characteristic, too. The positive one
+    of two classes is the threshold's, else the second.
 
     Args:
-        outcome: Of two classes; of others nothing is told.
+        outcome: Of two classes or several labels; of others nothing is told.
         prevalence: Share of positive images where the model will be used, for the predictive
             values; None: as among these images.
     """
-    if len(outcome.classes) != 2 or outcome.is_multilabel:
+    if outcome.is_multilabel:
+        yield "decisions", [_decision(outcome, place, None) for place in range(len(outcome.classes))]
+        return
+    if len(outcome.classes) != 2:
         return
     threshold = None if outcome.calibration is None else outcome.calibration.threshold
     place = 1 if threshold is None else list(outcome.classes).index(threshold.positive)
-    is_positive, is_named = outcome.labels == place, outcome.decided == place
-    (left, alarms), (missed, found) = torch.bincount(2 * is_positive + is_named, minlength=4).view(2, 2).tolist()
-    share = int(is_positive.sum()) / len(outcome.labels) if prevalence is None else prevalence
+    yield "decision", _decision(outcome, place, prevalence)
+    yield "roc", _roc(*outcome.sides(place)) if outcome.is_finite else None
+
+
+def _decision(outcome: Outcome, place: int, prevalence: float | None) -> Decision:
+    own, named, people = outcome.decision(place)
+    (left, alarms), (missed, found) = torch.bincount(2 * own + named, minlength=4).view(2, 2).tolist()
+    share = _share(found + missed, left + alarms) if prevalence is None else prevalence
     sensitivity, specificity = _share(found, missed), _share(left, alarms)
-    decision = Decision(
+    ends = [interval((named == own)[side], people[side.numpy()]) for side in (own, ~own)]
+    return Decision(
         positive=outcome.classes[place],
         threshold=_boundary(outcome.calibration, place),
         counts={"found": found, "missed": missed, "false_alarms": alarms, "left_alone": left},
         sensitivity=sensitivity,
-        sensitivity_interval=outcome.interval(is_positive),
+        sensitivity_interval=ends[0],
         specificity=specificity,
-        specificity_interval=outcome.interval(~is_positive),
+        specificity_interval=ends[1],
         prevalence=share,
         positive_predictive_value=_predictive(sensitivity, specificity, share),
-        negative_predictive_value=_predictive(specificity, sensitivity, 1 - share),
+        negative_predictive_value=_predictive(specificity, sensitivity, None if share is None else 1 - share),
     )
-    yield "decision", decision
-    yield "roc", _roc(is_positive, outcome.scores(place)) if outcome.is_finite else None
 
 
 def _roc(is_positive: torch.Tensor, scores: torch.Tensor) -> list[list[float]] | None:
@@ -276,7 +286,9 @@ def _roc(is_positive: torch.Tensor, scores: torch.Tensor) -> list[list[float]] |
 
 
 def _boundary(calibration: Calibration | None, place: int) -> float:
-    """The probability of a class, of two, from which on it is named."""
+    """The probability of a class, of two, or of a label, from which on it is named."""
+    if calibration is not None and calibration.thresholds is not None:
+        return calibration.boundaries[place]
     if calibration is not None and calibration.threshold is not None:
         return calibration.threshold.probability
     if calibration is None or calibration.offsets is None:
@@ -288,9 +300,9 @@ def _share(hits: int, misses: int) -> float | None:
     return hits / (hits + misses) if hits + misses else None
 
 
-def _predictive(right: float | None, of_others: float | None, prevalence: float) -> float | None:
+def _predictive(right: float | None, of_others: float | None, prevalence: float | None) -> float | None:
     """Bayes: the share of a side's decisions that are right."""
-    if right is None or of_others is None:
+    if right is None or of_others is None or prevalence is None:
         return None
     hits, alarms = right * prevalence, (1 - of_others) * (1 - prevalence)
     return hits / (hits + alarms) if hits + alarms else None

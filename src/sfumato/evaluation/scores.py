@@ -158,11 +158,11 @@ def score(logits: torch.Tensor, labels: torch.Tensor, decided: torch.Tensor | No
     Args:
         logits: (N, classes), already shifted as the decision demands.
         labels: (N,), int64.
-        decided: (N,), int64; None: the class of the largest.
+        decided: Of the labels' shape, int64; None: `decided_labels`.
     """
     num_classes = logits.shape[1]
     if labels.ndim == 2:
-        return _score_several(logits, labels)
+        return _score_several(logits, labels, decided_labels(logits, labels) if decided is None else decided)
     decided = logits.argmax(1) if decided is None else decided
     correct = (decided == labels).double()
     counts = torch.bincount(labels, minlength=num_classes)
@@ -180,13 +180,13 @@ def score(logits: torch.Tensor, labels: torch.Tensor, decided: torch.Tensor | No
     )
 
 
-def _score_several(logits: torch.Tensor, labels: torch.Tensor) -> Scores:
+def _score_several(logits: torch.Tensor, labels: torch.Tensor, decided: torch.Tensor) -> Scores:
     """Means over labels, each among the images of which it is known; of one that nothing is known of, None."""
     accuracies: list[float | None] = []
     balanced, areas, rates = [], [], []
-    for own, outputs in zip(labels.T, logits.double().T, strict=True):
+    for own, outputs, named in zip(labels.T, logits.double().T, decided.T, strict=True):
+        right = (named == own)[own >= 0].double()
         own, outputs = own[own >= 0], outputs[own >= 0]
-        right = ((outputs > 0) == (own == 1)).double()
         accuracies.append(float(right.mean()) if len(own) else None)
         if len(own):
             sides = [right[own == side] for side in (0, 1) if (own == side).any()]
@@ -216,7 +216,7 @@ def interval_of(decided: torch.Tensor, labels: torch.Tensor, people: Sequence[st
     return interval(right[known], [whose[image] for image in known.nonzero()[:, 0].tolist()])
 
 
-def interval(right: torch.Tensor, people: Sequence[str] | None = None) -> list[float] | None:
+def interval(right: torch.Tensor, people: Sequence[str] | np.ndarray | None = None) -> list[float] | None:
     """95 % interval for the share of images that are judged right; None of none.
 
     Wilson's, of independent images. Where several are of one person the number of images is divided by

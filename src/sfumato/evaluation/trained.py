@@ -100,14 +100,15 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
     if _sizes(model.state_dict()) != _sizes(tensors):
         raise InputError(f"{path} does not hold weights of model {name}. Give the module as it was, or train again.")
     model.load_state_dict(tensors)
+    fitted, objective = calibration.read(Path(folder), metadata.get("calibration")), Objective.of(recipe.data)
     return Trained(
         model=model.eval(),
         recipe=recipe,
-        objective=Objective.of(recipe.data),
+        objective=objective,
         classes=tuple(facts.classes),
         shape=(facts.channels, facts.image_size, facts.image_size),
         decoding={**size, **resizing, "mean": tuple(facts.mean), "std": tuple(facts.std)},
-        calibration=_of_classes(calibration.read(Path(folder), metadata.get("calibration")), facts.classes),
+        calibration=_of_classes(fitted, facts.classes, objective.is_multilabel),
     )
 
 
@@ -115,10 +116,12 @@ def _sizes(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Size]:
     return {name: value.shape for name, value in tensors.items()}
 
 
-def _of_classes(found: Calibration | None, classes: Sequence[str]) -> Calibration | None:
+def _of_classes(found: Calibration | None, classes: Sequence[str], is_multilabel: bool) -> Calibration | None:
     if found is None:
         return None
-    is_other = found.threshold is not None and (len(classes) != 2 or found.threshold.positive not in classes)
-    if is_other or (found.shifts is not None and len(found.shifts) != len(classes)):
+    each = [values for values in (found.shifts, found.thresholds) if values is not None]
+    is_other = any(len(values) != len(classes) for values in each) or found.is_multilabel != is_multilabel
+    is_of_two = len(classes) == 2 and not is_multilabel
+    if is_other or (found.threshold is not None and not (is_of_two and found.threshold.positive in classes)):
         raise InputError(f"{CALIBRATION_FILE} is of other classes. Remove it, or run `sfumato calibrate` again.")
     return found

@@ -10,6 +10,7 @@ import markupsafe
 
 from sfumato import config
 from sfumato.accounting import formats
+from sfumato.reporting.tested import class_table
 from sfumato.reporting.wording import of_attacker, who_guesses
 from sfumato.run_folder.files import write_atomically
 from sfumato.run_folder.record import Certificate, Result
@@ -74,6 +75,8 @@ def write(
         "result": result,
         "recipe": recipe,
     }
+    facts |= {"is_multilabel": recipe.data.task == "multilabel"}
+    facts["label_table"] = None if tested is None or tested.decisions is None else class_table(tested)
     facts |= {"tested": tested, "scores": scores, "attacks": _attacks(certificate), "about": about, "name": name}
     facts |= {"is_calibrated": is_calibrated, "why_not_timm": why_not_timm, "differs": differs, "formats": formats}
     for card in CARDS:
@@ -91,7 +94,7 @@ def _attacks(certificate: Certificate) -> list[str]:
 
 def _score(of: str, found: Result | Tested, interval: list[float] | None) -> dict[str, Any]:
     """How good the model is on some images."""
-    told = {key: getattr(found, key) for key in ("accuracy", "balanced_accuracy", "majority_rate")}
+    told = {key: getattr(found, key) for key in ("accuracy", "balanced_accuracy", "majority_rate", "auroc")}
     per_class = dict(zip(found.classes, found.per_class, strict=True))
     worst = min(share for share in per_class.values() if share is not None)
     return {**told, "of": of, "interval": interval, "per_class": per_class, "worst": worst}

@@ -14,8 +14,9 @@ class Deployed(nn.Module):
     """Constants of images, network, temperature, softmax and decision in one module.
 
     Shape:
-        (rows, height, width, channels), uint16 of one channel, uint8 of three -> class (rows,), int64, and
-        probabilities (rows, classes), float32, which mean nothing where nobody calibrated them
+        (rows, height, width, channels), uint16 of one channel, uint8 of three -> class (rows,), int64, or of several
+        labels an image (rows, classes), 1 for each that is named; and probabilities (rows, classes), float32, which
+        mean nothing where nobody calibrated them
     """
 
     scale: torch.Tensor
@@ -23,6 +24,7 @@ class Deployed(nn.Module):
     decision_shift: torch.Tensor
     offsets: torch.Tensor
     shifts: torch.Tensor
+    boundaries: torch.Tensor
 
     def __init__(self, trained: Trained) -> None:
         super().__init__()
@@ -37,26 +39,37 @@ class Deployed(nn.Module):
         self.register_buffer("decision_shift", trained.objective.decision_logits(zeros))
         offsets = shifts = torch.zeros(count)
         self.temperature, self.place, self.threshold = 1.0, None, 0.0
-        self.names_the_largest = True
+        self.names_the_largest, self.is_multilabel = True, trained.objective.is_multilabel
+        boundaries = torch.zeros(0)
         if calibration is not None:
             self.temperature, self.names_the_largest = calibration.temperature, calibration.names_the_largest
             offsets = offsets if calibration.offsets is None else torch.tensor(calibration.offsets)
             shifts = shifts if calibration.shifts is None else torch.tensor(calibration.shifts)
             if calibration.threshold is not None:
                 self.place = trained.classes.index(calibration.threshold.positive)
-                # Above 1 in float32, too, where no image is named.
-                self.threshold = calibration.threshold.probability if calibration.threshold.probability <= 1 else 2.0
+                self.threshold = _in_float32(calibration.threshold.probability)
+            boundaries = torch.tensor([_in_float32(each) for each in calibration.boundaries])
         self.register_buffer("offsets", offsets)
         self.register_buffer("shifts", shifts)
+        self.register_buffer("boundaries", boundaries)
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         images = pixels.permute(0, 3, 1, 2).float() * self.scale - self.shift
         decisive = self.model(images) + self.decision_shift
+        if self.is_multilabel:
+            probabilities = torch.sigmoid(decisive / self.temperature)
+            named = decisive > 0 if self.names_the_largest else probabilities >= self.boundaries
+            return named.long(), probabilities
         probabilities = torch.softmax((decisive + self.offsets) / self.temperature + self.shifts, 1)
         if self.place is not None:
             is_positive = probabilities[:, self.place] >= self.threshold
             return torch.where(is_positive, self.place, 1 - self.place), probabilities
         return (decisive if self.names_the_largest else probabilities).argmax(1), probabilities
+
+
+def _in_float32(probability: float) -> float:
+    """Above 1, too, where no image is named."""
+    return probability if probability <= 1 else 2.0
 
 
 def folded(model: nn.Module) -> nn.Module:

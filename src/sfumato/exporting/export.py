@@ -74,8 +74,6 @@ def export(run: str | Path, output: str | Path, *, about: About | None = None, t
     if output.exists() or output.resolve().is_relative_to(run.resolve()):
         raise InputError(f"{output} is there already, or lies in the run's folder. Choose another --output.")
     trained = load(run, trust)
-    if trained.objective.is_multilabel:
-        raise InputError(f"{run} names several labels an image, which no export does yet. Hand on the run folder.")
     refuse_links(run)
     certificate, result = verify_run(run)
     if certificate.audit is not None and certificate.audit.violated:

@@ -72,7 +72,7 @@ def write(trained: Trained, path: Path, certificate: Certificate) -> None:
 def _facts(trained: Trained, certificate: Certificate) -> dict[str, Any]:
     """What its metadata says to whoever runs it."""
     (channels, size, _), decoding, calibration = trained.shape, trained.decoding, trained.calibration
-    threshold = None if calibration is None else calibration.threshold
+    thresholds = {} if calibration is None else calibration.model_dump(include={"threshold", "thresholds"})
     return {
         "classes": list(trained.classes),
         "image_size": size,
@@ -80,7 +80,9 @@ def _facts(trained: Trained, certificate: Certificate) -> dict[str, Any]:
         "channels": channels,
         "resize": decoding["resize"],
         "is_calibrated": calibration is not None,
-        "threshold": None if threshold is None else threshold.as_json(),
+        "is_multilabel": trained.objective.is_multilabel,
+        "threshold": None,
+        **thresholds,
         **pick(certificate, "run_id", "weights_sha256", "epsilon", "delta", "unit"),
     }
 

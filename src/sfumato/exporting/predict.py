@@ -1,6 +1,7 @@
 """Names the class of pictures by model.onnx, which lies beside this file: pip install onnxruntime pillow numpy
 
 python predict.py PICTURE... prints a line for each: its name, its class, and probabilities where they are calibrated.
+Of several labels those that are named stand in the place of the class, with | between them.
 """
 
 import io
@@ -98,4 +99,10 @@ if __name__ == "__main__":
             print(path, f"unreadable: {error}", sep="\t")
             continue
         named = zip(facts["classes"], probabilities[0], strict=True) if facts["is_calibrated"] else ()
-        print(path, facts["classes"][decided[0]], *(f"{name} {share:.6f}" for name, share in named), sep="\t")
+        chosen = np.flatnonzero(decided[0]) if facts["is_multilabel"] else decided
+        print(
+            path,
+            "|".join(facts["classes"][place] for place in chosen),
+            *(f"{name} {share:.6f}" for name, share in named),
+            sep="\t",
+        )

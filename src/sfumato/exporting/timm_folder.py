@@ -68,6 +68,8 @@ def _why_not(trained: Trained) -> str | None:
     model = trained.recipe.model
     if model.name not in _NAMES and not model.name.startswith("timm:"):
         return f"timm has no network {model.name}"
+    if trained.objective.is_multilabel:
+        return "timm names one class an image, and this network several labels"
     if model.fix is None and model.features != "unit":
         return None
     changed = "normalisation was replaced" if model.fix is not None else "classifier takes features of length 1"

@@ -2,19 +2,21 @@
 
 from sfumato.accounting.formats import count, per_cent, share
 from sfumato.reporting.charts import Chart, Curve, Panel, chart, linear
-from sfumato.run_folder.tested import Tested
+from sfumato.run_folder.tested import Decision, Tested
 
 MOST_COLUMNS = 12
+_LABELS = ["label", "known of", "AUROC, 95 %", "named from", "sensitivity", "specificity", "of those named, right"]
 ROC = "Receiver operating characteristic (ROC): what other thresholds would give."
 
 
 def in_words(tested: Tested) -> list[str]:
     """How good the model is, and of two classes what decides and how often that is right."""
     of, decision = "" if tested.num_people is None else f" of {count(tested.num_people)} people", tested.decision
+    always = "the more frequent answer to each label" if tested.is_multilabel else "naming the largest class"
     lines = [
         f"{count(tested.num_images)} images{of} ({tested.test_set}): accuracy "
         f"{share(tested.accuracy, tested.intervals.accuracy)}, balanced {per_cent(tested.balanced_accuracy)}; always "
-        f"naming the largest class: {per_cent(tested.majority_rate)}."
+        f"{always}: {per_cent(tested.majority_rate)}."
     ]
     if tested.auroc is not None:
         low, high = tested.intervals.auroc or (tested.auroc, tested.auroc)
@@ -34,14 +36,13 @@ def in_words(tested: Tested) -> list[str]:
 
 
 def class_table(tested: Tested) -> tuple[list[str], list[list[str]]]:
-    """Each class against the rest, and the confusion matrix where it is not too wide: names of columns, and rows."""
+    """Each class against the rest, and the confusion matrix where it is not too wide; or each of several labels: names
+    of columns, and rows.
+    """
+    if tested.decisions is not None:
+        areas = tested.intervals.auroc_per_class or []
+        return _LABELS, [_of_label(each, ends) for each, ends in zip(tested.decisions, areas, strict=True)]
     rows, shown = [], tested.classes if len(tested.classes) <= MOST_COLUMNS else []
-    if tested.is_multilabel:
-        for name, (left, alarms, missed, hits) in zip(tested.classes, tested.confusion, strict=True):
-            sides = (hits, missed), (left, alarms)
-            shares = [per_cent(right / (right + wrong) if right + wrong else None) for right, wrong in sides]
-            rows.append([name, count(hits + missed), *shares])
-        return ["label", "images", "sensitivity", "specificity"], rows
     for place, (name, counts) in enumerate(zip(tested.classes, tested.confusion, strict=True)):
         own, named = sum(counts), sum(row[place] for row in tested.confusion)
         others = tested.num_images - own
@@ -51,13 +52,30 @@ def class_table(tested: Tested) -> tuple[list[str], list[list[str]]]:
     return ["class", "images", "sensitivity", "specificity", *(f"taken for {name}" for name in shown)], rows
 
 
+def _of_label(decision: Decision, area: list[float] | None) -> list[str]:
+    counts = decision.counts
+    positive, negative = counts["found"] + counts["missed"], counts["false_alarms"] + counts["left_alone"]
+    return [
+        decision.positive,
+        f"{count(positive)} of {count(positive + negative)}",
+        "-" if area is None else f"{area[0]:.3f} to {area[1]:.3f}",
+        per_cent(decision.threshold),
+        share(decision.sensitivity, decision.sensitivity_interval),
+        share(decision.specificity, decision.specificity_interval),
+        per_cent(decision.positive_predictive_value),
+    ]
+
+
 def group_table(tested: Tested) -> tuple[list[str], list[list[str]]] | None:
     """Each value of a column, likewise; None where nobody asked for them."""
     if tested.groups is None or tested.by is None:
         return None
     each = [(group.value or "(not stated)", group) for group in tested.groups]
     rows = [[name, count(group.num_images), share(group.accuracy, group.interval)] for name, group in each]
-    return [tested.by, "images", "accuracy"], rows
+    if not tested.is_multilabel:
+        return [tested.by, "images", "accuracy"], rows
+    areas = ["-" if group.auroc is None else f"{group.auroc:.4f}" for group in tested.groups]
+    return [tested.by, "images", "accuracy", "AUROC"], [[*row, area] for row, area in zip(rows, areas, strict=True)]
 
 
 def roc_chart(tested: Tested) -> Chart | None:

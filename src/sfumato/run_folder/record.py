@@ -243,7 +243,7 @@ class Result(ResultClaims):
 
 
 class Threshold(Record):
-    """From which probability on an image is taken for the positive of two classes.
+    """From which probability on an image is taken for the positive of two classes, or has one of several labels.
 
     Attributes:
         aim, at: What it was chosen for: at least this share on the images it was fitted on.
@@ -265,9 +265,10 @@ class CalibrationFacts(Record):
         shifts: Added to each class's then; None: nothing.
         fitted_on: "held-out": the run's own; "folder": others.
         num_images: That it was fitted on; not private with respect to them.
-        is_multilabel: Of several labels an image: each has a probability of its own, and is named from 0.5 on.
+        is_multilabel: Of several labels an image: each has a probability of its own.
         threshold: None: the most probable class is named; with offsets the one that balanced classes
             ask for, which may be less probable than another.
+        thresholds: Of several labels an image, in label order; None, of one or of all: it is named from 0.5 on.
     """
 
     temperature: Annotated[float, Field(ge=1e-3, le=1e3)]
@@ -277,6 +278,7 @@ class CalibrationFacts(Record):
     num_images: int
     is_multilabel: bool = False
     threshold: Threshold | None = None
+    thresholds: list[Threshold | None] | None = None
 
 
 class WeightsFacts(Record):

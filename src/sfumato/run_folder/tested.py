@@ -23,7 +23,7 @@ class Intervals(Record):
 
 
 class Decision(Record):
-    """Of two classes: what decides, and how often it is right."""
+    """Of two classes, or of one of several labels: what decides, and how often it is right."""
 
     positive: str
     threshold: float
@@ -32,7 +32,7 @@ class Decision(Record):
     sensitivity_interval: list[float] | None
     specificity: float | None
     specificity_interval: list[float] | None
-    prevalence: float
+    prevalence: float | None
     positive_predictive_value: float | None
     negative_predictive_value: float | None
 
@@ -45,6 +45,8 @@ class Group(Record):
     accuracy: float
     interval: list[float]
     per_class: list[float | None]
+    auroc: float | None = None
+    """Of several labels an image."""
 
 
 class Tested(Record):
@@ -62,6 +64,7 @@ class Tested(Record):
             images left alone, false alarms, missed and found.
         calibration: How probabilities and decisions came of the outputs; None: as they are, not calibrated.
         decision: Of two classes.
+        decisions: Of each of several labels, among the images of which it is known.
         roc: Of two classes: pairs of the rate of false alarms and the share that is found of the class that is looked
             for, as the threshold falls; None where only one class occurs.
         by: The column of the folder's table that `groups` are told by.
@@ -83,6 +86,7 @@ class Tested(Record):
     intervals: Intervals
     calibration: CalibrationFacts | None
     decision: Decision | None = None
+    decisions: list[Decision] | None = None
     roc: list[list[float]] | None = None
     by: str | None = None
     groups: list[Group] | None = None

@@ -73,7 +73,6 @@ def accuracy_on_training_images(learner: Learner) -> float | None:
 
 def scores_with_views(learner: Learner, dataset: Dataset, num_views: int, say: Callable[[str], None]) -> WithViews:
     """Of the averaged weights, by views of each held-out image."""
-    num_views = 0 if learner.objective.is_multilabel else num_views  # decisions of several labels are not put together
     if num_views and learner.views.kind != "none":
         say(f"testing with {num_views} views of each held-out image")
     decide, model = learner.objective.decision_logits, learner.state.model
