@@ -147,20 +147,59 @@ def test_a_run_that_was_killed_asks_for_the_same_object_and_ends_as_if_nothing_h
         ({"data": made_up("train")}, SETTINGS, "does not name its classes"),
         ({"data": iter([])}, STATED, "is no data set"),
         ({"data": ([], [])}, STATED, "holds no image"),
-        ({"data": (made_up("train")[0], [0])}, STATED, "40 images and 1 labels"),
+        ({"data": (made_up("train")[0], [0])}, STATED, "40 images, 1 labels"),
         ({"data": [3, 4]}, STATED, r"data\[0\] is no pair"),
         ({"data": (made_up("train")[0], [2] * 40)}, STATED, r"data\[0\] has the label 2, .* from 0 to 1"),
         ({"data": (made_up("train")[0] / 3, made_up("train")[1])}, STATED, r"data\[0\] is no image"),
         ({"data": made_up("train"), "data_root": "."}, STATED, "in the place of data_root"),
         ({"test": made_up("test")}, STATED, "test is given beside data"),
         ({"data": made_up("train")}, STATED | {"data.name": "digits"}, "images of their own"),
-        ({"data": made_up("train")}, STATED | {"data.group_by": "group"}, "data.group_by say nothing"),
+        ({"data": made_up("train")}, STATED | {"data.group_by": "group"}, r"data\[0\] does not say whose it is"),
+        ({"data": (*made_up("train"), [1])}, STATED, "40 images, 40 labels, 1 groups"),
+        ({"data": made_up("train")}, STATED | {"data.group_by": "(.)"}, "stands in a third place"),
     ],
 )
 def test_what_is_no_data_set_is_refused_and_leaves_nothing(tmp_path, given, settings, why):
     with pytest.raises(InputError, match=why):
         sfumato.train("image-folder", tmp_path / "run", settings=settings, **given)
     assert not (tmp_path / "run").exists()
+
+
+def people(part):
+    return [f"{part}-{place // 3}" for place in range(COUNTS[part])]
+
+
+class OfPeople(Items):
+    def __init__(self, part):
+        super().__init__(part)
+        self.people = people(part)
+
+    def __getitem__(self, index):
+        return *super().__getitem__(index), self.people[index]
+
+
+def test_people_are_told_in_a_third_place_as_a_table_tells_them(tmp_path):
+    """Three images of each, which all count: a hash of each name decides which ones do not."""
+    root, lines = tmp_path / "images", ["file,label,group"]
+    for part in COUNTS:
+        (root / part).mkdir(parents=True)
+        for place, (image, label, person) in enumerate(zip(*made_up(part), people(part), strict=True)):
+            Image.fromarray(image).save(root / part / f"{place:03}.png")
+            lines.append(f"{part}/{place:03}.png,{CLASSES[label]},{person}")
+    (root / "labels.csv").write_text("\n".join(lines))
+    settings = STATED | {"data.group_by": "group", "privacy.unit": "person", "privacy.max_images_per_person": 3}
+    forms = {
+        "arrays": lambda part: (*made_up(part), people(part)),
+        "dataset": OfPeople,
+        "hugging face": lambda part: hugging_face(part).add_column("group", people(part)),
+    }
+    found = []
+    for name, form in forms.items():
+        given = {"data": form("train"), "test": form("test")}
+        found.append(sfumato.train("image-folder", tmp_path / name, settings=settings, **given))
+        assert sfumato.evaluate(tmp_path / name, form("test")).num_people == 4
+    found.append(sfumato.train("image-folder", tmp_path / "table", settings=settings, data_root=root))
+    assert len({(*weights(each), each.unit) for each in found}) == 1 and "one person" in found[0].unit
 
 
 def test_without_a_test_part_some_are_held_out_by_their_indices_alone(tmp_path):

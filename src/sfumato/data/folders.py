@@ -317,10 +317,12 @@ def labelled_objects(given: Any, classes: Sequence[str], several: bool, **prepro
     resizing = {key: preprocessing[key] for key in ("resize_ratio", "resize")}
     config = DataConfig(name="folder", classes=list(classes), task="multilabel" if several else "classes", **resizing)
     files, decoded = Given(given).read(config, size, channels)
+    groups = [file.group for file in files if file.group]
     for file, reason in zip(files, decoded.reasons, strict=True):
         if reason is not None:
             raise InputError(f"{file.name} cannot be read: {reason}. Leave it out.")
-    return decoded.seen(size, (tuple(mean), tuple(std)), _labels(files, classes))
+    own = groups if len(groups) == len(files) else None
+    return decoded.seen(size, (tuple(mean), tuple(std)), _labels(files, classes), own)
 
 
 def _labels(files: Sequence[ImageFile], classes: Sequence[str]) -> torch.Tensor:

@@ -187,7 +187,7 @@ def with_groups(config: DataConfig, files: Sequence[ImageFile], root: Path, repo
     group_by = config.group_by
     if group_by is None:
         if any(file.group for file in files):
-            report(f'{root} has a column "group", which is not used: --set data.group_by=group keeps each on one side')
+            report("groups are stated, and not used: --set data.group_by=group keeps each on one side")
         elif any(file.name.lower().endswith(DICOM) for file in files):
             report(f"whose DICOM files are is not looked at: --set data.group_by={PATIENT_ID} keeps each on one side")
         return [dataclasses.replace(file, group=None) for file in files]

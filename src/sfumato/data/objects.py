@@ -1,7 +1,7 @@
 """Images that a caller has in Python: a pair of arrays, a map-style dataset, a Hugging Face dataset.
 
 They are read once, in the order of their indices, and decoded as the PNG files that they would be: a folder of the same
-images in the same order gives the same model.
+images in the same order gives the same model. What has a third part says whose each image is.
 """
 
 import dataclasses
@@ -22,8 +22,9 @@ _PART = 1024
 """Images that are held as they were given before they are decoded."""
 _KINDS = (
     "give a pair (images, labels), a dataset with a length whose items are (image, label), or one of Hugging Face's "
-    "datasets with the columns image and label"
+    "datasets with the columns image and label; for people a group in the third place"
 )
+_COLUMNS = ("images", "labels", "groups")
 _IMAGE_COLUMNS, _LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label")
 
 
@@ -56,8 +57,11 @@ class Given:
                 f'data.name = "{config.name}" are images of their own, and data was given. Take the recipe '
                 "image-folder, or leave data out."
             )
-        if config.path is not None or config.group_by is not None or config.layout is not None:
-            raise InputError("data was given, so data.path, data.layout and data.group_by say nothing. Leave them out.")
+        if config.path is not None or config.layout is not None or config.group_by not in (None, "group"):
+            raise InputError(
+                'data was given, so data.path and data.layout say nothing, and data.group_by is "group": whose each '
+                "image is stands in a third place. Leave them out."
+            )
         if config.classes is None and self.classes is None:
             raise InputError(
                 "data does not name its classes. They are published, and a list read from private labels would tell "
@@ -82,10 +86,12 @@ class Given:
         found: list[Decoded] = []
         for name, part in self._parts.items():
             pictures: list[Picture] = []
-            for index, (image, label) in enumerate(part):
+            for index, (image, label, *group) in enumerate(part):
                 item = f"{name}[{index}]"
+                if config.group_by is not None and not group:
+                    raise InputError(f"{item} does not say whose it is. Give (image, label, group) of each.")
                 stated = None if name == "data" else "test"
-                file = ImageFile(Path(item), item, (0, 0, 0), part=stated)
+                file = ImageFile(Path(item), item, (0, 0, 0), part=stated, group=str(group[0]) if group else None)
                 if config.task == "multilabel":
                     files.append(dataclasses.replace(file, findings=_findings(label, classes, item)))
                 else:
@@ -99,16 +105,17 @@ class Given:
         return files, Decoded(rows, [reason for each in found for reason in each.reasons], kept)
 
 
-class _Part(Sequence[tuple[Any, Any]]):
-    """One object, as (image, label) by index."""
+class _Part(Sequence[Sequence[Any]]):
+    """One object, as (image, label) or (image, label, group) by index."""
 
     def __init__(self, given: Any, name: str) -> None:
         self._name = name
-        self._columns: tuple[str, str] | None = None
-        if isinstance(given, tuple) and len(given) == 2 and hasattr(given[0], "__len__"):
-            if len(given[0]) != len(given[1]):
-                raise InputError(f"{name} has {len(given[0])} images and {len(given[1])} labels. Give one for each.")
-            self._items: Any = _Pair(*given)
+        self._columns: list[str] | None = None
+        if isinstance(given, tuple) and len(given) in (2, 3) and all(hasattr(each, "__len__") for each in given):
+            if len(set(map(len, given))) > 1:
+                counts = ", ".join(f"{len(each)} {what}" for each, what in zip(given, _COLUMNS, strict=False))
+                raise InputError(f"{name} has {counts}. Give one for each.")
+            self._items: Any = _Arrays(given)
         elif hasattr(given, "__len__") and hasattr(given, "__getitem__"):
             self._items = given
         else:
@@ -117,10 +124,11 @@ class _Part(Sequence[tuple[Any, Any]]):
             raise InputError(f"{name} holds no image. Give some.")
         names = getattr(given, "column_names", None)
         if isinstance(names, list):  # Hugging Face's
-            columns = [[column for column in wanted if column in names] for wanted in (_IMAGE_COLUMNS, _LABEL_COLUMNS)]
-            if not all(columns):
+            wanted = (_IMAGE_COLUMNS, _LABEL_COLUMNS, ("group",))
+            columns = [next((column for column in each if column in names), None) for each in wanted]
+            if None in columns[:2]:
                 raise InputError(f"{name} has the columns {', '.join(names)}. Name two of them image and label.")
-            self._columns = columns[0][0], columns[1][0]
+            self._columns = [column for column in columns if column is not None]
         stated = getattr(given, "classes", None)
         if self._columns is not None:
             stated = getattr(given.features[self._columns[1]], "names", None)
@@ -129,27 +137,27 @@ class _Part(Sequence[tuple[Any, Any]]):
     def __len__(self) -> int:
         return len(self._items)
 
-    def __getitem__(self, index: Any) -> tuple[Any, Any]:
+    def __getitem__(self, index: Any) -> Sequence[Any]:
         item = self._items[index]
         if self._columns is not None:
-            return item[self._columns[0]], item[self._columns[1]]
-        if not isinstance(item, (tuple, list)) or len(item) != 2:
+            return [item[column] for column in self._columns]
+        if not isinstance(item, (tuple, list)) or len(item) not in (2, 3):
             raise InputError(f"{self._name}[{index}] is no pair of an image and a label: {_KINDS}.")
-        return item[0], item[1]
+        return item
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+    def __iter__(self) -> Iterator[Sequence[Any]]:
         return (self[index] for index in range(len(self)))
 
 
-class _Pair:
-    def __init__(self, images: Any, labels: Any) -> None:
-        self._images, self._labels = images, labels
+class _Arrays:
+    def __init__(self, columns: Sequence[Any]) -> None:
+        self._columns = columns
 
     def __len__(self) -> int:
-        return len(self._images)
+        return len(self._columns[0])
 
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        return self._images[index], self._labels[index]
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        return tuple(column[index] for column in self._columns)
 
 
 def _findings(label: Any, classes: Sequence[str], item: str) -> tuple[int, ...]:
