@@ -41,6 +41,7 @@ TABLE = [
     ("wrn-16-4-no-ws", 32, 1),
     ("vit-tiny-224", 8, 0),
     ("vit-tiny-64", 32, 0),
+    ("vit-tiny-224-lora", 8, 0),
     ("wrn-16-4-last-layer", 32, 1),
     ("small-cnn", 256, 0),
 ]
@@ -75,8 +76,9 @@ def build(name: str) -> tuple[nn.Module, tuple[int, ...]]:
     if name.startswith("vit-tiny"):
         import timm
 
-        size = int(name.rpartition("-")[2])
-        return timm.create_model("vit_tiny_patch16_224", num_classes=10, img_size=size), (3, size, size)
+        size = int(name.removesuffix("-lora").rpartition("-")[2])
+        model = timm.create_model("vit_tiny_patch16_224", num_classes=10, img_size=size)
+        return _with_low_rank(model, size) if name.endswith("lora") else model, (3, size, size)
     from sfumato.models import build as build_model
 
     if name == "nf-resnet-50":
@@ -89,6 +91,17 @@ def build(name: str) -> tuple[nn.Module, tuple[int, ...]]:
         model.requires_grad_(False)
         model.classifier.requires_grad_(True)
     return model, (3, 32, 32)
+
+
+def _with_low_rank(model: nn.Module, size: int) -> nn.Module:
+    """LoRA of rank 4 and the classifier train, as in a run under way: B is no longer zero."""
+    from sfumato.models.lora import add_low_rank
+    from sfumato.models.trainable import select_trainable
+
+    for name in add_low_rank(model, 4, "head", torch.zeros(1, 3, size, size), seed=0):
+        nn.init.normal_(model.get_submodule(name).lora_B, std=0.02)
+    select_trainable(model, "lora", num_classes=10)
+    return model
 
 
 def row_loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
