@@ -462,7 +462,6 @@ SURFACE = {
     "schema": "",
     "budget new": "--epsilon --delta --recipe --set --data-root --json",
     "budget show": "--json",
-    "budget return": "--json",
     "cache list": "--json",
     "cache clear": "--json",
 }

@@ -218,7 +218,7 @@ def test_a_table_gives_labels_and_groups(table):
     assert with_groups(grouped_by("group"), found, table, quiet) == found
     lines = []
     assert {item.group for item in with_groups(grouped_by(None), found, table, lines.append)} == {None}
-    assert any('groups are stated, and not used' in line for line in lines)
+    assert any("groups are stated, and not used" in line for line in lines)
     write_table(table, text.replace(",p2\n\n", ",\n\n"))
     says = "reads no group from a.png .1 of 3 files.. Fill the group in"
     refused(says, with_groups, grouped_by("group"), listed(table, CLASSES), table, quiet)

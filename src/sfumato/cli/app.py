@@ -51,10 +51,8 @@ kept = typer.Typer(
     help="What is kept of your images, in plain numbers and for you alone: list, clear.", no_args_is_help=True
 )
 options.add(kept, files.list_, files.clear)
-shared = typer.Typer(
-    help="One budget for all private runs on the same images: new, show, return.", no_args_is_help=True
-)
-options.add(shared, budget.new, budget.show, budget.return_)
+shared = typer.Typer(help="One budget for all private runs on the same images: new, show.", no_args_is_help=True)
+options.add(shared, budget.new, budget.show)
 for name, group in {"budget": shared, "recipes": shipped, "figures": papers, "audit": attacks, "cache": kept}.items():
     app.add_typer(group, name=name)
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from sfumato.accounting import formats
 from sfumato.cli import options, output
 from sfumato.cli.train import asked
-from sfumato.errors import InputError
 from sfumato.json_record import pick
 
 if TYPE_CHECKING:
@@ -56,26 +55,6 @@ def show(file: Path, *, json_: bool = False) -> None:
     """
     from sfumato.run_folder import budget
 
-    output.answer(_facts(budget.read(file)), json_, _show)
-
-
-def return_(file: Path, run: Path, *, json_: bool = False) -> None:
-    """Gives back the plan of a run that has released nothing, and was killed. One that has keeps its whole plan.
-
-    Args:
-        file: Of the budget.
-
-    Example:
-        sfumato budget return xrays.budget runs/killed
-    """
-    import contextlib
-
-    from sfumato.run_folder import budget, ledger
-
-    ledger.read(run / ledger.LEDGER_FILE)
-    with contextlib.closing(ledger.Ledger(run / ledger.LEDGER_FILE)) as opened:
-        if not budget.give_back(file, opened):
-            raise InputError(f"{file} has no plan of the run in {run} reserved. Name its own budget.")
     output.answer(_facts(budget.read(file)), json_, _show)
 
 

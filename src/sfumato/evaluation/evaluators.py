@@ -121,9 +121,8 @@ def confusion(outcome: Outcome) -> Iterator[tuple[str, Any]]:
     """
     count = len(outcome.classes)
     if outcome.is_multilabel:
-        pairs = zip(outcome.labels.T, outcome.decided.T, strict=True)
-        several = [(2 * own + named)[own >= 0] for own, named in pairs]
-        yield "confusion", [torch.bincount(each, minlength=4).tolist() for each in several]
+        each = [outcome.decision(place) for place in range(count)]
+        yield "confusion", [torch.bincount(2 * own + named, minlength=4).tolist() for own, named, _ in each]
         return
     cells = torch.bincount(outcome.labels * count + outcome.decided, minlength=count * count)
     yield "confusion", cells.view(count, count).tolist()
@@ -185,33 +184,25 @@ def intervals(outcome: Outcome) -> Iterator[tuple[str, Any]]:
     classes' AUROC (percentile bootstrap), for images or people that are independent of each other; and
     how far the best class lies above the worst. Of several labels an image, also of each AUROC and of their mean.
     """
-    if outcome.is_multilabel:
-        yield from _intervals_of_several(outcome)
-        return
-    right = outcome.decided == outcome.labels
-    masks = [outcome.labels == place for place in range(len(outcome.classes))]
-    per_class = [outcome.interval(mask) for mask in masks]
-    area = _interval_of_auroc(outcome) if len(outcome.classes) == 2 else None
-    yield "intervals", Intervals(accuracy=outcome.interval() or [], per_class=per_class, auroc=area)
-    shares = [float(right[mask].double().mean()) for mask in masks if mask.any()]
-    yield "class_gap", max(shares) - min(shares)
-
-
-def _intervals_of_several(outcome: Outcome) -> Iterator[tuple[str, Any]]:
+    several, count = outcome.is_multilabel, len(outcome.classes)
     per_class, shares, areas = [], [], []
-    for place in range(len(outcome.classes)):
+    for place in range(count):
         own, named, people = outcome.decision(place)
-        per_class.append(interval(named == own, people))
-        shares += [float((named == own).double().mean())] if len(own) else []
-        areas.append(_resampled_areas(outcome, place))
-    whole = [each for each in areas if each is not None]
-    found = Intervals(
-        accuracy=outcome.interval() or [],
-        per_class=per_class,
-        auroc=_middle(np.nanmean(whole, axis=0)) if whole else None,
-        auroc_per_class=[None if each is None else _middle(each) for each in areas],
+        among = torch.ones_like(own) if several else own
+        right = (named == own)[among]
+        per_class.append(interval(right, people[among.numpy()]))
+        shares += [float(right.double().mean())] if len(right) else []
+        areas.append(_resampled_areas(outcome, place) if several or (count == 2 and place == 1) else None)
+    known = [each for each in areas if each is not None]
+    yield (
+        "intervals",
+        Intervals(
+            accuracy=outcome.interval() or [],
+            per_class=per_class,
+            auroc=_middle(np.nanmean(known, axis=0)) if known else None,
+            auroc_per_class=[None if each is None else _middle(each) for each in areas] if several else None,
+        ),
     )
-    yield "intervals", found
     yield "class_gap", max(shares) - min(shares)
 
 
@@ -306,12 +297,6 @@ def _predictive(right: float | None, of_others: float | None, prevalence: float 
         return None
     hits, alarms = right * prevalence, (1 - of_others) * (1 - prevalence)
     return hits / (hits + alarms) if hits + alarms else None
-
-
-def _interval_of_auroc(outcome: Outcome) -> list[float] | None:
-    """Of two classes: the middle 95 % of `_resampled_areas`."""
-    areas = _resampled_areas(outcome, 1)
-    return None if areas is None else _middle(areas)
 
 
 def _middle(areas: np.ndarray) -> list[float]:

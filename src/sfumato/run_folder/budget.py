@@ -186,23 +186,14 @@ def reserve(path: Path, run: RunLine) -> BudgetClaim:
         return BudgetClaim(**pick(budget.stated, "budget_id", "epsilon", "delta"), epsilon_reserved=reserved)
 
 
-def give_back(path: Path, run: ledger.Ledger) -> bool:
+def give_back(path: Path, run: ledger.Ledger) -> None:
     """Gives a plan back whose run has released nothing, while the caller holds its ledger. Whoever goes on with the run
     reserves it anew, before its first release.
-
-    Returns:
-        Whether it was reserved and is given back.
-
-    Raises:
-        InputError: If the run has released something: then its whole plan stays reserved.
     """
-    lines = ledger.read(run.path)
-    if lines.releases:
-        raise InputError(f"{run.path} has releases, so the run's whole plan stays reserved in {path}.")
+    assert not run.num_releases, "what was released stays reserved, the whole plan"
     with _held(path) as (budget, append):
-        if found := lines.run.run_id in budget.reserved:
-            append(ReturnedLine(run_id=lines.run.run_id))
-    return found
+        if run.lines.run.run_id in budget.reserved:
+            append(ReturnedLine(run_id=run.lines.run.run_id))
 
 
 @contextlib.contextmanager
