@@ -105,6 +105,8 @@ def test_it_is_calibrated_and_told_of_in_words_and_in_the_report(run, folder, tm
         Image.fromarray(image).save(others / f"{place}.png")
         rows.append([f"{place}.png", "|".join(name for name, has in zip(LABELS, labels, strict=True) if has)])
     write(others, ["file", "label"], rows)
+    calibrate(own)
+    assert sfumato.evaluate(own).num_fitted_on == 80  # held out, not what lies beside them
     assert calibrate(own, others).is_multilabel and sfumato.load(own).is_calibrated
     assert cli.run(["evaluate", str(own), str(others), "--report"]) == 0
     told = capsys.readouterr().out

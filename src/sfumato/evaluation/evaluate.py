@@ -328,7 +328,7 @@ def calibrate(
 
 
 def _digests(images: ImageSet) -> list[str]:
-    return [hashlib.blake2b(row.numpy().tobytes(), digest_size=16).hexdigest() for row in images.stored]
+    return [hashlib.blake2b(row.numpy().tobytes(), digest_size=16).hexdigest() for row in images.integers()]
 
 
 def draw_reliability(found: Evaluation, path: Path) -> None:
