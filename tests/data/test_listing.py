@@ -237,7 +237,7 @@ def test_a_table_may_be_written_as_other_countries_spreadsheets_do(table, delimi
     "text, message",
     [
         ('{"file_name": "a.png"}\n', "and one column 'label'"),
-        ('{"file_name": "a.png", "label": true}\n', "line 1 has no label"),
+        ('{"file_name": "a.png", "label": {"a": 1}}\n', "line 1: label is .*Write a text"),
         ('["a.png", "cat"]\n', "line 1 is no JSON object"),
         ('{"file_name": "a.png", "label": "cat"\n', "line 1 is no JSON object"),
         ("[" * 100_000, "line 1 is no JSON object"),
@@ -248,6 +248,7 @@ def test_a_table_may_be_written_as_other_countries_spreadsheets_do(table, delimi
         (GOOD + "c.png,cat\n", "line 5: there is no image c.png"),
         (GOOD.replace("sub/b.png,dog\n", ""), "b.png is not in .*labels.csv"),
         (GOOD.replace(",dog", ""), "line 3 has no label"),
+        (GOOD.replace(",dog", ",1,5"), "line 3 has 3 cells, and the first line names 2 columns"),
         (GOOD.replace("file", "path"), "needs one column 'file'"),
         (GOOD.replace("file,label", "file,label,label"), "and one column 'label'"),
         (GOOD.replace("file,label", "file,label,group,group"), "and one column 'group'"),

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 import sfumato
 from sfumato.errors import InputError
+from sfumato.evaluation.evaluate import calibrate
 
 CLASSES = ["bars", "dots"]
 COUNTS = {"train": 40, "test": 12}
@@ -141,6 +142,85 @@ def test_a_run_that_was_killed_asks_for_the_same_object_and_ends_as_if_nothing_h
     assert weights(found) == weights(undisturbed)
 
 
+def pandas_shuffled(part):
+    """A Series whose index says another order than its places."""
+    import pandas
+
+    images, labels = made_up(part)
+    return images, pandas.Series(labels, index=range(len(labels))[::-1])
+
+
+class TurnedRound(Items):
+    """The same images and classes, numbered the other way."""
+
+    def __init__(self, part):
+        super().__init__(part, CLASSES[::-1])
+        self.labels = [1 - label for label in self.labels]
+
+
+def test_a_label_means_what_its_own_object_says_at_its_own_place(tmp_path, of_folder):
+    """By names where the object names its classes, whatever their order; by places where an index says others."""
+    for name, (train, test) in {"a": (Items, TurnedRound), "b": (TurnedRound, pandas_shuffled)}.items():
+        run, given = tmp_path / name, {"data": train("train"), "test": test("test")}
+        assert weights(sfumato.train("image-folder", run, settings=STATED, **given)) == of_folder
+        judged = [sfumato.evaluate(run, form("test")).accuracy for form in (made_up, TurnedRound, pandas_shuffled)]
+        assert set(judged) == {of_folder[1]}
+
+
+def test_numbers_that_are_names_of_other_classes_are_refused(tmp_path):
+    images, labels = made_up("train")
+    for classes, given, says in (
+        (["1", "2"], [label + 1 for label in labels], "the number of '2'. Give names"),
+        (["0", "1"], labels, None),
+    ):
+        how = {"settings": SETTINGS | {"data.classes": classes, "training.num_steps": 1}, "data": (images, given)}
+        if says is None:
+            sfumato.train("image-folder", tmp_path / "run", **how)
+        else:
+            with pytest.raises(InputError, match=says):
+                sfumato.train("image-folder", tmp_path / "run", **how)
+
+
+def several(labels):
+    """What of each image is there, in each of the ways that say so."""
+    import datasets
+
+    names = [[name for name, value in zip(CLASSES, row, strict=True) if value] for row in labels]
+    numbers = [[place for place, value in enumerate(row) if value] for row in labels]
+    images = [Image.fromarray(image) for image in made_up("train")[0]]
+    kinds = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.Sequence(datasets.ClassLabel(names=CLASSES))}
+    )
+    made = datasets.Dataset.from_dict({"image": images, "label": numbers}, features=kinds)
+    return (images, np.array(labels)), (images, names), made
+
+
+def test_several_labels_are_said_by_numbers_names_or_places(tmp_path):
+    rng = np.random.default_rng(0)
+    labels = [[1, int(rng.integers(2))] for _ in range(COUNTS["train"])]
+    settings = STATED | {"data.task": "multilabel", "training.num_steps": 1}
+    digests = set()
+    for number, given in enumerate(several(labels)):
+        sfumato.train("image-folder", tmp_path / str(number), settings=settings, data=given)
+        digests.add((tmp_path / str(number) / "owner" / "images_sha256").read_text())
+    assert len(digests) == 1
+
+
+def test_images_that_were_trained_on_are_told_and_neither_published_nor_calibrated_on(tmp_path):
+    run, told = tmp_path / "run", []
+    images, labels = made_up("train")
+    sfumato.train("image-folder", run, settings=STATED, data=(images, labels), test=made_up("test"))
+    own = (np.concatenate([made_up("test")[0], images[:2]]), made_up("test")[1] + labels[:2])
+    sfumato.evaluate(run, own, report=told.append)
+    assert any("2 of these 14 images were trained on" in line for line in told)
+    for refuse in (lambda: sfumato.evaluate(run, own, publish=True), lambda: calibrate(run, own)):
+        with pytest.raises(InputError, match="2 of these 14 images were trained on"):
+            refuse()
+    assert sfumato.evaluate(run, made_up("test"), publish=True).num_images == 12
+    with pytest.raises(InputError, match="give those to judge by"):
+        sfumato.evaluate(run)
+
+
 @pytest.mark.parametrize(
     ("given", "settings", "why"),
     [
@@ -149,6 +229,8 @@ def test_a_run_that_was_killed_asks_for_the_same_object_and_ends_as_if_nothing_h
         ({"data": ([], [])}, STATED, "holds no image"),
         ({"data": (made_up("train")[0], [0])}, STATED, "40 images, 1 labels"),
         ({"data": [3, 4]}, STATED, r"data\[0\] is no pair"),
+        ({"data": {"image": [1], "label": [1]}}, STATED, "data of type dict is no data set"),
+        ({"data": made_up("train")}, STATED | {"data.exclude": ["*.txt"]}, "data.exclude says nothing"),
         ({"data": (made_up("train")[0], [2] * 40)}, STATED, r"data\[0\] has the label 2, .* from 0 to 1"),
         ({"data": (made_up("train")[0] / 3, made_up("train")[1])}, STATED, r"data\[0\] is no image"),
         ({"data": made_up("train"), "data_root": "."}, STATED, "in the place of data_root"),

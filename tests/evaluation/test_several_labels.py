@@ -150,7 +150,10 @@ def test_each_label_has_a_threshold_of_its_own_which_every_answer_takes(run, tmp
         right_of = [
             named[inside & mask, at] == labels[inside & mask, at] for at, mask in enumerate([True, True, known])
         ]
-        assert group.accuracy == pytest.approx(np.mean([each.mean() for each in right_of])) and group.auroc is not None
+        assert group.accuracy == pytest.approx(np.concatenate(right_of).mean()) and group.auroc is not None
+    copy = shutil.copytree(own, tmp_path / "copy", ignore=shutil.ignore_patterns("owner", "calibration.json"))
+    assert "each label is named from 0.5 on" in sfumato.evaluation.classifier.Classifier(copy).missing_threshold
+    assert sfumato.evaluation.classifier.Classifier(own).missing_threshold is None
     assert cli.run(["export", str(own), "--output", str(tmp_path / "export")]) == 0
     assert check(tmp_path / "export").valid
     card = (tmp_path / "export" / "README.md").read_text()
@@ -309,11 +312,97 @@ def test_a_table_with_a_class_for_each_image_is_of_classes_though_it_has_a_colum
 
 
 @pytest.mark.parametrize(
+    ("cells", "means"),
+    [
+        ({"left": 1, "right": 0, "dot": None}, (1, 0, -1)),
+        ({"left": True, "right": False, "dot": -1}, (1, 0, -1)),
+        ({"left": 1.0, "right": 0.0, "dot": "1"}, (1, 0, 1)),  # as tables write what has gaps
+        ({"label": ["left", "dot"]}, (1, 0, 1)),
+        ({"label": []}, (0, 0, 0)),
+    ],
+)
+def test_json_says_labels_in_every_way_that_json_has(five, cells, means):
+    lines = [json.dumps({"file_name": image, **cells}) for image, _ in JOINED]
+    (five / "metadata.jsonl").write_text("\n".join(lines))
+    assert set(listed(five, task="multilabel").values()) == {means}
+
+
+@pytest.mark.parametrize("cell", [0.5, {"a": 1}, [1, 0]])
+def test_json_that_says_no_label_is_refused(five, cell):
+    lines = [json.dumps({"file_name": image, "left": 1, "right": 0, "dot": cell}) for image, _ in JOINED]
+    (five / "metadata.jsonl").write_text("\n".join(lines))
+    refused("line 1: dot is .*Write a text or a whole number", listed, five)
+
+
+@pytest.mark.parametrize(
+    ("row", "image"),
+    [
+        ("a.png", "p1/a.png"),  # folders that the table does not tell
+        ("p1/a.png", "p1/a.png"),
+        ("archive/v1/p1/a.png", "p1/a.png"),  # folders that are not here
+        ("p1\\a.png", "p1/a.png"),
+        ("p2/a.png", None),  # another image of the same name
+        ("archive/p2/a.png", None),
+    ],
+)
+def test_a_path_of_another_table_means_the_image_whose_whole_path_it_ends_in_or_that_ends_in_it(tmp_path, row, image):
+    (tmp_path / "p1").mkdir()
+    Image.new("L", (12, 12)).save(tmp_path / "p1" / "a.png")
+    write(tmp_path, ["Path", "Finding Label"], [[row, "left"]], "Data.csv")
+    if image is None:
+        refused("a.png is not in .*Data.csv", listed, tmp_path, tables=["Data.csv"])
+    else:
+        assert [*listed(tmp_path, tables=["Data.csv"])] == [image]
+
+
+def test_of_two_images_that_a_path_may_mean_neither_is_meant(tmp_path):
+    for folder in ("p1", "p2"):
+        (tmp_path / folder).mkdir()
+        Image.new("L", (12, 12)).save(tmp_path / folder / "a.png")
+    write(tmp_path, ["Path", "Finding Label"], [["a.png", "left"], ["p1/a.png", "right"]], "Data.csv")
+    refused("p2/a.png is not in .*Data.csv", listed, tmp_path, tables=["Data.csv"])
+
+
+@pytest.mark.parametrize("unknown", ["train", "test"])
+def test_a_part_of_which_no_label_is_known_is_refused_before_anything_is_written(folder, tmp_path, unknown):
+    root = shutil.copytree(folder, tmp_path / "images")
+    header, *rows = csv.reader((root / "labels.csv").read_text().splitlines())
+    write(root, header, [[*row[:2], "", "", "-1"] if row[0].startswith(unknown) else row for row in rows])
+    how = {"settings": SETTINGS, "data_root": root}
+    refused("not one label is known of the", sfumato.train, "image-folder", tmp_path / "run", **how)
+    assert not (tmp_path / "run").exists()
+
+
+def test_images_of_which_no_label_is_known_judge_nothing(run, folder, tmp_path):
+    others, rows = tmp_path / "others", []
+    others.mkdir()
+    for place, ward in enumerate("AABB"):
+        shutil.copy(folder / "test" / f"{place:03}.png", others / f"{place}.png")
+        rows.append([f"{place}.png", ward, *(["1", "0", ""] if ward == "A" else ["", "-1", ""])])
+    write(others, ["file", "ward", *LABELS], rows)
+    assert [group.value for group in sfumato.evaluate(run, others, by="ward").groups] == ["A"]
+    write(others, ["file", "ward", *LABELS], [[*row[:2], "", "", ""] for row in rows])
+    refused("not one label is known of these images", sfumato.evaluate, run, others)
+
+
+def test_an_interval_is_of_the_number_that_it_stands_beside():
+    """A label that is known of many images and one that is known of few."""
+    labels = torch.full((1000, 2), -1)
+    labels[:, 0], labels[:50, 1] = 1, 1
+    logits = torch.ones(1000, 2, dtype=torch.float64)
+    logits[::2, 0] = -1
+    outcome = Outcome(logits, labels, LABELS[:2])
+    low, high = outcome.interval()
+    assert low < score(logits, labels).accuracy < high
+
+
+@pytest.mark.parametrize(
     ("header", "rows", "settings", "why"),
     [
         (["file", "label"], [["a.png", "left|dot"]], {}, "--set data.task=multilabel"),
         (["file", "label"], [["a.png", "left|dots"]], {"task": "multilabel"}, "the label dots, which is not in"),
         (["file", *LABELS], [["a.png", "1", "2", "0"]], {}, "right is '2'. Write 1, 0"),
+        (["file", "left", "right"], [["a.png", "1", "0"]], {}, "one for each of data.classes: there is none for dot"),
         (["file", *LABELS], [["a.png", "1", "0", "0"]], {"task": "classes"}, "needs one column 'file'.* 'label'"),
     ],
 )

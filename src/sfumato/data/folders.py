@@ -135,6 +135,7 @@ class Listing:
         for name, part in (("training", train), (f"held-out ({held_out})", judged)):
             if not part.readable.any():
                 raise InputError(f"{self.root}: not one {name} image can be decoded. Convert them, for example to PNG.")
+            _refuse_unknown(part, f"the {name} images")
         counted = train.readable.clone()
         counted[self.beyond] = False
         return Dataset("folder", self.classes, dataclasses.replace(train, readable=counted), judged, held_out)
@@ -303,6 +304,7 @@ def labelled_images(
     images = dataclasses.replace(images, labels=_labels(files, classes), groups=groups)
     if not images.readable.any():
         raise InputError(f"{root}: not one image can be decoded. Convert the images, for example to PNG.")
+    _refuse_unknown(images, "these images")
     kept = images.readable.nonzero()[:, 0].tolist()
     return images.subset(kept), [files[place].name for place in kept]
 
@@ -322,7 +324,14 @@ def labelled_objects(given: Any, classes: Sequence[str], several: bool, **prepro
         if reason is not None:
             raise InputError(f"{file.name} cannot be read: {reason}. Leave it out.")
     own = groups if len(groups) == len(files) else None
-    return decoded.seen(size, (tuple(mean), tuple(std)), _labels(files, classes), own)
+    images = decoded.seen(size, (tuple(mean), tuple(std)), _labels(files, classes), own)
+    _refuse_unknown(images, "these images")
+    return images
+
+
+def _refuse_unknown(images: ImageSet, which: str) -> None:
+    if not (images.labels[images.readable] >= 0).any():
+        raise InputError(f"not one label is known of {which}. State some, or leave the images out.")
 
 
 def _labels(files: Sequence[ImageFile], classes: Sequence[str]) -> torch.Tensor:

@@ -4,6 +4,7 @@ batch is taken.
 
 import collections
 import dataclasses
+import hashlib
 import math
 from collections.abc import Iterator, Sequence
 
@@ -88,6 +89,10 @@ class ImageSet:
         # uint16 lacks indexing in some releases of torch; int16 has the same bits.
         stored = self.stored.view(torch.int16) if self.stored.dtype == torch.uint16 else self.stored
         return stored.index_select(0, rows.to(stored.device)).view(self.stored.dtype)
+
+    def digests(self) -> list[str]:
+        """Of each image as it is stored: equal pixels have equal ones. For owner/ alone."""
+        return [hashlib.blake2b(row.numpy().tobytes(), digest_size=16).hexdigest() for row in self.integers()]
 
     def batch(self, indices: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
         """The chosen images, scaled to [0, 1] and normalised: (x / max_value - mean) / std.

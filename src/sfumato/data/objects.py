@@ -4,8 +4,8 @@ They are read once, in the order of their indices, and decoded as the PNG files 
 images in the same order gives the same model. What has a third part says whose each image is.
 """
 
-import dataclasses
-from collections.abc import Iterator, Sequence
+import reprlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,8 @@ class Given:
     """
 
     def __init__(self, data: Any, test: Any = None) -> None:
-        self._parts = {"data": _Part(data, "data")} | ({} if test is None else {"test": _Part(test, "test")})
-        self.classes = self._parts["data"].classes
+        self._parts = [_Part(data, "data")] + ([] if test is None else [_Part(test, "test")])
+        self.classes = self._parts[0].classes
 
     def stated(self, config: DataConfig) -> DataConfig:
         """The recipe's section, with the classes that the object names.
@@ -57,10 +57,11 @@ class Given:
                 f'data.name = "{config.name}" are images of their own, and data was given. Take the recipe '
                 "image-folder, or leave data out."
             )
-        if config.path is not None or config.layout is not None or config.group_by not in (None, "group"):
+        of_folders = [key for key in ("path", "layout", "tables", "exclude") if getattr(config, key)]
+        if of_folders or config.group_by not in (None, "group"):
             raise InputError(
-                'data was given, so data.path and data.layout say nothing, and data.group_by is "group": whose each '
-                "image is stands in a third place. Leave them out."
+                f"data was given, so data.{(of_folders or ['group_by'])[0]} says nothing. Leave it out. Whose each "
+                'image is stands in a third place, for data.group_by = "group".'
             )
         if config.classes is None and self.classes is None:
             raise InputError(
@@ -82,71 +83,107 @@ class Given:
             InputError: If an item is no image with a label of a class.
         """
         classes = config.classes or []
+        how: dict[str, Any] = {"image_size": config.stored_size(image_size), "channels": channels}
         files: list[ImageFile] = []
         found: list[Decoded] = []
-        for name, part in self._parts.items():
+        for part in self._parts:
             pictures: list[Picture] = []
-            for index, (image, label, *group) in enumerate(part):
-                item = f"{name}[{index}]"
+            for index in range(len(part.items)):
+                item, (image, label, *group) = f"{part.name}[{index}]", part[index]
                 if config.group_by is not None and not group:
                     raise InputError(f"{item} does not say whose it is. Give (image, label, group) of each.")
-                stated = None if name == "data" else "test"
-                file = ImageFile(Path(item), item, (0, 0, 0), part=stated, group=str(group[0]) if group else None)
                 if config.task == "multilabel":
-                    files.append(dataclasses.replace(file, findings=_findings(label, classes, item)))
+                    said: dict[str, Any] = {"findings": part.findings(label, classes, item)}
                 else:
-                    files.append(dataclasses.replace(file, label=_class(label, classes, item)))
+                    said = {"label": part.class_of(label, classes, item)}
+                said |= {"part": None if part.name == "data" else "test", "group": str(group[0]) if group else None}
+                files.append(ImageFile(Path(item), item, (0, 0, 0), **said))
                 pictures.append(Picture(image, item))
-                if len(pictures) == _PART or index == len(part) - 1:
-                    how = {"image_size": config.stored_size(image_size), "channels": channels}
+                if len(pictures) == _PART or index == len(part.items) - 1:
                     found.append(decode_images(pictures, **how, resize=config.resize))
                     pictures.clear()
         rows, kept = torch.cat([each.images for each in found]), np.concatenate([each.kept for each in found])
         return files, Decoded(rows, [reason for each in found for reason in each.reasons], kept)
 
 
-class _Part(Sequence[Sequence[Any]]):
-    """One object, as (image, label) or (image, label, group) by index."""
+class _Part:
+    """One object, as (image, label) or (image, label, group) by index.
+
+    Attributes:
+        name: "data" or "test".
+        items: What has a length, and gives an item by its index.
+        classes: As the object names them, in the order of its numbers; None where it names none.
+    """
 
     def __init__(self, given: Any, name: str) -> None:
-        self._name = name
-        self._columns: list[str] | None = None
+        self.name, self._columns, self._has_numbers = name, list[str](), False
+        self.classes: list[str] | None = None
+        if isinstance(given, Mapping) or not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
+            raise InputError(f"{name} of type {type(given).__name__} is no data set: {_KINDS}.")
+        self.items: Any = given
         if isinstance(given, tuple) and len(given) in (2, 3) and all(hasattr(each, "__len__") for each in given):
             if len(set(map(len, given))) > 1:
                 counts = ", ".join(f"{len(each)} {what}" for each, what in zip(given, _COLUMNS, strict=False))
                 raise InputError(f"{name} has {counts}. Give one for each.")
-            self._items: Any = _Arrays(given)
-        elif hasattr(given, "__len__") and hasattr(given, "__getitem__"):
-            self._items = given
-        else:
-            raise InputError(f"{name} of type {type(given).__name__} is no data set: {_KINDS}.")
-        if not len(self._items):
+            self.items = _Arrays([each.to_numpy() if hasattr(each, "to_numpy") else each for each in given])
+        if not len(self.items):
             raise InputError(f"{name} holds no image. Give some.")
-        names = getattr(given, "column_names", None)
+        stated, names = getattr(given, "classes", None), getattr(given, "column_names", None)
         if isinstance(names, list):  # Hugging Face's
             wanted = (_IMAGE_COLUMNS, _LABEL_COLUMNS, ("group",))
             columns = [next((column for column in each if column in names), None) for each in wanted]
             if None in columns[:2]:
                 raise InputError(f"{name} has the columns {', '.join(names)}. Name two of them image and label.")
             self._columns = [column for column in columns if column is not None]
-        stated = getattr(given, "classes", None)
-        if self._columns is not None:
-            stated = getattr(given.features[self._columns[1]], "names", None)
-        self.classes: list[str] | None = None if stated is None else [str(name) for name in stated]
+            feature = given.features[self._columns[1]]
+            self._has_numbers = hasattr(feature, "feature")  # a list of the numbers of those that are there
+            stated = getattr(getattr(feature, "feature", feature), "names", None)
+        if isinstance(stated, (list, tuple)):
+            self.classes = [str(each) for each in stated]
 
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __getitem__(self, index: Any) -> Sequence[Any]:
-        item = self._items[index]
-        if self._columns is not None:
+    def __getitem__(self, index: int) -> Sequence[Any]:
+        try:
+            item = self.items[index]
+        except KeyError as error:
+            raise InputError(f"{self.name} gives nothing for the index {index}: {_KINDS}.") from error
+        if self._columns:
             return [item[column] for column in self._columns]
         if not isinstance(item, (tuple, list)) or len(item) not in (2, 3):
-            raise InputError(f"{self._name}[{index}] is no pair of an image and a label: {_KINDS}.")
+            raise InputError(f"{self.name}[{index}] is no pair of an image and a label: {_KINDS}.")
         return item
 
-    def __iter__(self) -> Iterator[Sequence[Any]]:
-        return (self[index] for index in range(len(self)))
+    def findings(self, label: Any, classes: Sequence[str], item: str) -> tuple[int, ...]:
+        """Of each class 1, 0, or -1 where it is unknown."""
+        own = self.classes or classes
+        values: list[Any] = []
+        if np.ndim(label) == 1:
+            values = [own[value] if self._has_numbers else value for value in getattr(label, "tolist", lambda: label)()]
+        said: dict[Any, int] = {item: 1}  # no class
+        if self._has_numbers or (values and all(isinstance(value, str) for value in values)):
+            said = dict.fromkeys(own, 0) | dict.fromkeys(values, 1)
+        elif len(values) == len(own) and set(values) <= {-1, 0, 1}:
+            said = dict(zip(own, map(int, values), strict=True))
+        if not said.keys() <= set(classes):
+            raise InputError(
+                f"{item} has the label {reprlib.repr(label)}. Give {len(classes)} numbers: 1, 0, or -1 where it is "
+                f"unknown; or the names that it has, of {', '.join(classes)}."
+            )
+        return tuple(said.get(name, -1) for name in classes)
+
+    def class_of(self, label: Any, classes: Sequence[str], item: str) -> str:
+        """The name of a label: a class's own, or its number in the object's order."""
+        own = self.classes or classes
+        value = label.item() if isinstance(label, (np.generic, torch.Tensor)) and label.ndim == 0 else label
+        if isinstance(value, int) and 0 <= value < len(own):
+            if self.classes is None and str(int(value)) in own and own[value] != str(int(value)):
+                raise InputError(f"{item} has the label {value}, the number of {own[value]!r}. Give names, as texts.")
+            value = own[value]
+        if isinstance(value, str) and value in classes:
+            return value
+        raise InputError(
+            f"{item} has the label {reprlib.repr(label)}, which is no class: there are {', '.join(classes)}. Give a "
+            f"name of these, or a number from 0 to {len(own) - 1}."
+        )
 
 
 class _Arrays:
@@ -158,26 +195,3 @@ class _Arrays:
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         return tuple(column[index] for column in self._columns)
-
-
-def _findings(label: Any, classes: Sequence[str], item: str) -> tuple[int, ...]:
-    """Of each class 1, 0, or -1 where it is unknown."""
-    values = tuple(np.asarray(label).tolist()) if np.ndim(label) == 1 else ()
-    if len(values) != len(classes) or not set(values) <= {-1, 0, 1}:
-        raise InputError(
-            f"{item} has the label {label!r}. Give {len(classes)} numbers: 1, 0, or -1 where it is unknown."
-        )
-    return tuple(map(int, values))
-
-
-def _class(label: Any, classes: Sequence[str], item: str) -> str:
-    """The name of a label: a class's own, or its number."""
-    if isinstance(label, str) and label in classes:
-        return label
-    value = label.item() if isinstance(label, (np.generic, torch.Tensor)) and label.ndim == 0 else label
-    if isinstance(value, int) and 0 <= value < len(classes):
-        return classes[value]
-    raise InputError(
-        f"{item} has the label {label!r}, which is no class: there are {', '.join(classes)}. Give a name of these, or "
-        f"a number from 0 to {len(classes) - 1}."
-    )

@@ -1,9 +1,8 @@
 """A folder whose labels stand in a table.
 
 `labels.csv` has the columns file, label and optionally group; or, for several labels an image, a column for each of
-them. `metadata.csv` and `metadata.jsonl`
-are those of Hugging Face's image folders: file_name and label, beside the images or in each of
-train/, valid/ and test/. A column `split` says which part an image belongs to.
+them. `metadata.csv` and `metadata.jsonl` are those of Hugging Face's image folders: file_name and label, beside the
+images or in each of train/, valid/ and test/. A column `split` says which part an image belongs to.
 """
 
 import csv
@@ -11,9 +10,10 @@ import dataclasses
 import itertools
 import json
 import re
+import reprlib
 import shlex
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -81,7 +81,7 @@ def read_labels(
             where = f"{table} line {line}"
             name = _name_of(table, root, file)
             if table.name not in FILE_COLUMNS:
-                name = by_end.get(next((end for end in _ends(file) if end in by_end), "")) or ""
+                name = _found(file, by_end)
                 num_missing += not name
             if not name:
                 continue
@@ -132,13 +132,21 @@ def _part_of(where: str, file: str, lies_in: str | None, split: str | None) -> s
     return stated
 
 
-def names_by_end(names: Iterable[str]) -> dict[str, str | None]:
-    """Each end of each name, of whole parts; None where it is of two names."""
-    found: dict[str, str | None] = {}
+def names_by_end(names: Collection[str]) -> dict[str, str]:
+    """Each end of each name, of whole parts; "" where it is of two names."""
+    found: dict[str, str] = {}
     for name in names:
         for end in _ends(name):
-            found[end] = None if end in found else name
+            found[end] = "" if end in found else name
     return found | {name: name for name in names}
+
+
+def _found(file: str, by_end: Mapping[str, str]) -> str:
+    """The image that a table's path means: of either path the whole must stand at the other's end, since equal names in
+    other folders are other images, of other people; "" where there is none.
+    """
+    ends = _ends(file)
+    return next((end for end in ends if by_end.get(end) == end), by_end.get(ends[0], ""))
 
 
 def _ends(path: str) -> list[str]:
@@ -150,7 +158,7 @@ def _ends(path: str) -> list[str]:
 def _column_of_files(header: Sequence[str], lines: Sequence[tuple[int, dict[str, Any]]]) -> str | None:
     """The first column of which every cell names an image by its ending."""
     for name in header:
-        if lines and all(_as_text(cells.get(name)).lower().endswith(EXTENSIONS) for _, cells in lines):
+        if lines and all(_text(cells.get(name)).lower().endswith(EXTENSIONS) for _, cells in lines):
             return name
     return None
 
@@ -165,16 +173,16 @@ def other_table(root: Path, found: Found) -> str | None:
     """What to say of tables of labels that have names of their own, with all that would read them; None: there is none.
     Classes are shown to the owner, who states those that may be known.
     """
-    by_end, named, classes, has_signs = names_by_end(file.name for file in found.images), [], dict[str, None](), False
+    by_end, named, classes, has_signs = names_by_end([file.name for file in found.images]), [], dict[str, None](), False
     for name in found.others:
         if not name.lower().endswith((".csv", ".tsv")):
             continue
         header, lines = _read(root / name)
         column = _column_of_files(header, lines)
-        if column is None or not any(end in by_end for _, cells in lines for end in _ends(_as_text(cells[column]))):
+        if column is None or not any(_found(_text(cells[column]), by_end) for _, cells in lines):
             continue
-        each = [other for other in header if all(_as_text(cells.get(other)) in _FINDINGS for _, cells in lines)]
-        stated = [cell for _, cells in lines for cell in [_as_text(cells.get(_column_of_labels(header)))] if cell]
+        each = [other for other in header if all(_text(cells.get(other)) in _FINDINGS for _, cells in lines)]
+        stated = [cell for _, cells in lines for cell in [_text(cells.get(_column_of_labels(header)))] if cell]
         if len(each) < 2 and not stated:
             continue
         named.append(name)
@@ -230,16 +238,20 @@ def _rows(
     columns |= {name.casefold(): name for name in header if name.casefold() == "split" or name == "group"}
     if any(header.count(name) != 1 for name in columns.values()):
         listed = " and ".join(f"one column {name!r}" for name in columns.values())
+        if is_meant and classes:
+            lacking = ", ".join(name for name in classes if name not in header)
+            listed += f" (or one for each of data.classes: there is none for {lacking})"
         needs = f"{listed} in its first line, parted by commas, semicolons or tabs"
         leave = f"Write these there, or leave it out: {leaving_out([relative_name(table, root)], found)}"
         raise InputError(f"{table} needs {needs}; it has {', '.join(header) or 'none'}. {leave}")
     rows = []
     for line, cells in lines:
-        row = {key: _as_text(cells.get(name)) for key, name in columns.items()}
+        where = f"{table} line {line}"
+        row = {key: _as_text(where, name, cells.get(name)) for key, name in columns.items()}
         may_be_empty = {"group", *(classes if has_findings else ()), *(("label",) if task == "multilabel" else ())}
         empty = next((key for key, value in row.items() if not value and key not in may_be_empty), None)
         if empty is not None:
-            raise InputError(f"{table} line {line} has no {empty}. Fill it in, or take out line and image.")
+            raise InputError(f"{where} has no {empty}. Fill it in, or take out line and image.")
         rows.append((line, row.pop(file), row))
     return rows
 
@@ -259,7 +271,7 @@ def column(root: Path, name: str) -> dict[str, str]:
         if header.count(name) != 1:
             raise InputError(f"{table} has no one column {name!r}: it has {', '.join(header)}. Name one of these.")
         for _, cells in lines:
-            value, path = cells.get(name), _name_of(table, root, _as_text(cells.get(FILE_COLUMNS[table.name])))
+            value, path = cells.get(name), _name_of(table, root, _text(cells.get(FILE_COLUMNS[table.name])))
             text = value if isinstance(value, str) else "" if value is None else json.dumps(value, sort_keys=True)
             found[path] = text.strip()
     return found
@@ -270,9 +282,19 @@ def _name_of(table: Path, root: Path, file: str) -> str:
     return unicodedata.normalize("NFC", (table.parent.relative_to(root) / file).as_posix())
 
 
-def _as_text(cell: Any) -> str:
-    """A text or a whole number; "" of all else."""
-    return str(cell).strip() if isinstance(cell, (str, int)) and not isinstance(cell, bool) else ""
+def _text(cell: Any) -> str:
+    return cell.strip() if isinstance(cell, str) else ""
+
+
+def _as_text(where: str, name: str, cell: Any) -> str:
+    """A text, a whole number, yes or no as 1 or 0, labels in a list with | between; "" of nothing."""
+    if cell is None or isinstance(cell, str):
+        return _text(cell)
+    if isinstance(cell, list) and all(isinstance(part, str) for part in cell):
+        return "|".join(cell)
+    if not isinstance(cell, (int, float)) or not float(cell).is_integer():
+        raise InputError(f"{where}: {name} is {reprlib.repr(cell)}. Write a text or a whole number.")
+    return str(int(cell))
 
 
 def _read(table: Path) -> _Table:
@@ -282,20 +304,22 @@ def _read(table: Path) -> _Table:
         refusing(f"{table} is no {kind} in UTF-8", f"Save it as {kind} in UTF-8.", csv.Error, UnicodeDecodeError),
         open(table, encoding="utf-8-sig", newline="") as file,  # "-sig": spreadsheets put a mark at the start
     ):
-        return _read_json(table, file) if kind == "JSON" else _read_csv(file)
+        return _read_json(table, file) if kind == "JSON" else _read_csv(table, file)
 
 
-def _read_csv(file: TextIO) -> _Table:
+def _read_csv(table: Path, file: TextIO) -> _Table:
     first = file.readline()
     file.seek(0)
     # As spreadsheets of many countries write it: by what sets the columns apart that are known.
     delimiter = max(",;\t", key=lambda sign: len(_KNOWN & {cell.strip(' "\r\n') for cell in first.split(sign)}))
     reader = csv.reader(file, strict=True, delimiter=delimiter)
-    header = [cell.strip() for cell in next(reader, [])]
-    lines = ((reader.line_num, cells) for cells in reader)
-    return header, [
-        (line, dict(zip(header, cells, strict=False))) for line, cells in lines if any(map(str.strip, cells))
-    ]
+    header = [unicodedata.normalize("NFC", cell.strip()) for cell in next(reader, [])]
+    lines = [(reader.line_num, cells) for cells in reader if any(map(str.strip, cells))]
+    for line, cells in lines:
+        if any(cells[len(header) :]):  # spreadsheets leave out empty cells at the end, or write more of them
+            what = f"{table} line {line} has {len(cells)} cells, and the first line names {len(header)} columns"
+            raise InputError(f"{what}. Correct it: a cell in which the sign stands that parts them is put into quotes.")
+    return header, [(line, dict(zip(header, cells, strict=False))) for line, cells in lines]
 
 
 def _read_json(table: Path, file: TextIO) -> _Table:

@@ -69,9 +69,7 @@ def augtest(
     device, was_training = next(model.parameters()).device, model.training
     bits = _public_bits(len(images), num_views)
     model.eval()
-    labels = images.labels.view(len(images), -1)  # of one class each, or of several labels
-    known = labels >= 0
-    right = torch.zeros(2, labels.shape[1], dtype=torch.int64)
+    known, correct = images.labels >= 0, torch.zeros(2, dtype=torch.int64)
     for indices in (torch.arange(len(images)) if chosen is None else chosen).split(max(rows // num_views, 1)):
         if not len(indices):
             continue
@@ -79,18 +77,11 @@ def augtest(
         outputs = model(inputs.flatten(0, 1)).float().cpu()
         together = labels_together if images.labels.ndim == 2 else decide_together
         decisions = together(decide(outputs).view(len(indices), num_views, -1), calibration, classes)
-        for place, decision in enumerate(decisions):
-            right[place] += ((decision.view(len(indices), -1) == labels[indices]) & known[indices]).sum(0)
+        right = [((decision == images.labels[indices]) & known[indices]).sum() for decision in decisions]
+        correct += torch.stack(right)
     model.train(was_training)
-    told = known.sum(0)
-    vote, mean = (_mean_share([total(float(count)) for count in counts], told.tolist()) for counts in right)
+    vote, mean = (total(float(count)) / max(int(known.sum()), 1) for count in correct)
     return WithViews(num_views, vote, mean)
-
-
-def _mean_share(right: Sequence[float], told: Sequence[int]) -> float:
-    """Over labels of which something is known."""
-    shares = [hits / count for hits, count in zip(right, told, strict=True) if count]
-    return sum(shares) / max(len(shares), 1)
 
 
 def decide_together(

@@ -91,17 +91,19 @@ class Classifier:
 
     @property
     def missing_threshold(self) -> str | None:
-        """What to say of a copy that names the likelier of two classes: its owner may have fitted a threshold. None:
-        one is there, what decides was fitted on a folder, the run is one's own, or it is an export, which has what its
-        owner fitted.
+        """What to say of a copy that names the likelier of two classes, or several labels: its owner may have fitted a
+        threshold. None: one is there, what decides was fitted on a folder, the run is one's own, or it is an export,
+        which has what its owner fitted.
         """
         fitted = self.trained.calibration
-        is_fitted = fitted is not None and (fitted.threshold is not None or fitted.fitted_on == "folder")
+        several = self.trained.objective.is_multilabel
+        is_fitted = fitted is not None and (fitted.all_thresholds or fitted.fitted_on == "folder")
         is_whole = (self.folder / OWNER).exists() or (self.folder / SUMS_FILE).exists()
-        if is_fitted or is_whole or len(self.classes) != 2 or self.trained.objective.is_multilabel:
+        if is_fitted or is_whole or (len(self.classes) != 2 and not several):
             return None
         remedy = "If its owner fitted one, ask for a model with it (sfumato calibrate --publish)"
-        return f"no threshold came with {self.folder}: the likelier class is named. {remedy}"
+        named = "each label is named from 0.5 on" if several else "the likelier class is named"
+        return f"no threshold came with {self.folder}: {named}. {remedy}"
 
     @overload
     def predict(self, images: list[Any] | tuple[Any, ...]) -> list[Prediction]: ...

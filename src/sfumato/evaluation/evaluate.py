@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-import hashlib
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -45,13 +44,14 @@ from sfumato.run_folder.files import (
     write_with_metadata,
 )
 from sfumato.run_folder.record import WEIGHTS_FILE
-from sfumato.run_folder.tested import CHOSE, EVALUATION_FILE, FITTED_ON_FILE, Tested
+from sfumato.run_folder.tested import CHOSE, EVALUATION_FILE, FITTED_ON_FILE, TRAINED_ON_FILE, Tested
 from sfumato.run_folder.verification import read_model_file
 
 Report = Callable[[str], None]
 
 FORMATS = (".svg", ".png", ".pdf")
 _MOST_GROUPS = 100
+TRAINED_ON = "were trained on and are protected, and what a model says of them tells nothing of new ones"
 
 
 class Evaluation(Tested):
@@ -124,15 +124,15 @@ def evaluate(
         raise InputError("groups are told for a folder of images with a table. Name the folder, or leave --by out.")
     folder = Path(run)
     trained = load(folder, trust)
-    if (reason := _trained_on(folder_of_images, folder, trained.recipe)) is not None:
+    held_out, held_out_name, names = _held_out(folder_of_images, trained, folder, data_root, report)
+    if (reason := _trained_on(folder_of_images, held_out, folder, trained.recipe)) is not None:
         if publish:
             raise InputError(reason)
         report(f"warning: {reason}")
-    held_out, held_out_name, names = _held_out(folder_of_images, trained, folder, data_root, report)
     again = 0
     if trained.calibration is not None and (fitted_on := folder / OWNER / FITTED_ON_FILE).exists():
         known = read_json(fitted_on)
-        if again := sum(digest in known for digest in _digests(held_out)):
+        if again := sum(digest in known for digest in held_out.digests()):
             report(f"warning: {again} of these {len(held_out)} images {CHOSE}")
     if (mixing := evaluation_finding(trained.model, trained.row)) is not None:
         report(f"warning: accuracies depend on which images are judged together: {mixing}")
@@ -204,7 +204,7 @@ def _held_out(
         if root is None:
             raise InputError(
                 f"{folder} does not say where its images lie: only its owner's note {DATA_ROOT_FILE} does. Name the "
-                "folder by --data-root."
+                "folder by --data-root; or, of images in Python, give those to judge by: sfumato.evaluate(run, images)."
             )
         data = data.model_copy(update={"classes": list(trained.classes), "path": str(root)})
     dataset = loading.load_for(trained.recipe.model_copy(update={"data": data}), root, report)
@@ -227,11 +227,15 @@ def _values_of(by: str, folder_of_images: str | Path, names: Sequence[str]) -> l
     return values
 
 
-def _trained_on(folder_of_images: Any, folder: Path, recipe: Recipe) -> str | None:
+def _trained_on(folder_of_images: Any, judged: ImageSet, folder: Path, recipe: Recipe) -> str | None:
     """What to say where that is the folder which the owner's note says the run was trained on, one above it, or a part
     of it that is not held out under `data.split`, or scored trials under `privacy.score_noise`: an exact accuracy
-    would undo that noise.
+    would undo that noise. Or where the run was trained on images in Python, and these are among them.
     """
+    if (path := folder / OWNER / TRAINED_ON_FILE).exists():
+        known = read_json(path)
+        count = sum(digest in known for digest in judged.digests())
+        return f"{count} of these {len(judged)} images {TRAINED_ON}. Give others" if count else None
     noted = read_place(folder, DATA_ROOT_FILE)
     if noted is None or not isinstance(folder_of_images, (str, Path)):
         return None
@@ -246,8 +250,8 @@ def _trained_on(folder_of_images: Any, folder: Path, recipe: Recipe) -> str | No
     if part == "test" or (part == "valid" and recipe.data.split == "train" and not has_scored):
         return None
     return (
-        f"{folder_of_images} is where this run's training images lie, or images that chose it: they are protected, and "
-        "what a model says of them tells nothing of new ones. Leave the folder out for the run's held-out images."
+        f"{folder_of_images} is where this run's training images lie, or images that chose it: they {TRAINED_ON}. "
+        "Leave the folder out for the run's held-out images."
     )
 
 
@@ -287,9 +291,9 @@ def calibrate(
     trained = load(folder, trust)
     if positive is not None and at is None:
         raise InputError("a positive class is for a threshold. Give --sensitivity or --specificity too.")
-    if (reason := _trained_on(folder_of_images, folder, trained.recipe)) is not None:
-        raise InputError(reason)
     held_out, name, _ = _held_out(folder_of_images, trained, folder, data_root, report)
+    if (reason := _trained_on(folder_of_images, held_out, folder, trained.recipe)) is not None:
+        raise InputError(reason)
     logits = trained.objective.decision_logits(predict_logits(trained.model, held_out)).double()
     offsets = trained.objective.offsets
     probable = calibration.with_offsets(logits, offsets)
@@ -312,11 +316,13 @@ def calibrate(
         answers = fitted.probabilities(logits), held_out.labels, trained.classes
         found = calibration.fit_thresholds(*answers, positive=positive, aim=aim, at=at, report=report)
         several = [found.get(each) for each in trained.classes]
+        if fitted.is_multilabel and positive is not None:
+            report(f"every label but {positive} is named from 0.5 on")
         own = {"thresholds": several} if fitted.is_multilabel else {"threshold": found.popitem()[1]}
         fitted = fitted.model_copy(update=own)
     write_json(folder / calibration.CALIBRATION_FILE, fitted.as_json())
     if (folder / OWNER).is_dir():
-        write_json(folder / OWNER / FITTED_ON_FILE, dict.fromkeys(_digests(held_out), 1), mode=0o600)
+        write_json(folder / OWNER / FITTED_ON_FILE, dict.fromkeys(held_out.digests(), 1), mode=0o600)
     if (folder / EVALUATION_FILE).exists():  # of decisions that are no more
         (folder / EVALUATION_FILE).unlink()
         report("the test set is out of the report, since decisions are others now: evaluate with --report again")
@@ -325,10 +331,6 @@ def calibrate(
         metadata = read_model_file(path)[3] | {"calibration": fitted.model_dump_json()}
         write_with_metadata(path, path.read_bytes(), metadata)
     return fitted
-
-
-def _digests(images: ImageSet) -> list[str]:
-    return [hashlib.blake2b(row.numpy().tobytes(), digest_size=16).hexdigest() for row in images.integers()]
 
 
 def draw_reliability(found: Evaluation, path: Path) -> None:

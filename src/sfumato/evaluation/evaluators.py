@@ -199,7 +199,7 @@ def intervals(outcome: Outcome) -> Iterator[tuple[str, Any]]:
         Intervals(
             accuracy=outcome.interval() or [],
             per_class=per_class,
-            auroc=_middle(np.nanmean(known, axis=0)) if known else None,
+            auroc=_middle(np.ma.masked_invalid(known).mean(axis=0).filled(np.nan)) if known else None,
             auroc_per_class=[None if each is None else _middle(each) for each in areas] if several else None,
         ),
     )
@@ -217,6 +217,8 @@ def of_groups(outcome: Outcome, values: Sequence[str]) -> Iterator[tuple[str, An
     groups = []
     for value, count in collections.Counter(values).most_common():
         own = torch.tensor([other == value for other in values])
+        if not (outcome.labels[own] >= 0).any():  # of several labels none is known of these
+            continue
         found = score(outcome.logits[own], outcome.labels[own], outcome.decided[own])
         area = found.auroc if outcome.is_multilabel else None
         told = pick(found, "accuracy", "per_class") | {"interval": outcome.interval(own) or [], "auroc": area}

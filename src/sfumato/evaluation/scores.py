@@ -181,26 +181,25 @@ def score(logits: torch.Tensor, labels: torch.Tensor, decided: torch.Tensor | No
 
 
 def _score_several(logits: torch.Tensor, labels: torch.Tensor, decided: torch.Tensor) -> Scores:
-    """Means over labels, each among the images of which it is known; of one that nothing is known of, None."""
+    """Among what is known; of a label that nothing is known of, None."""
+    known, right = labels >= 0, decided == labels
     accuracies: list[float | None] = []
-    balanced, areas, rates = [], [], []
-    for own, outputs, named in zip(labels.T, logits.double().T, decided.T, strict=True):
-        right = (named == own)[own >= 0].double()
-        own, outputs = own[own >= 0], outputs[own >= 0]
-        accuracies.append(float(right.mean()) if len(own) else None)
-        if len(own):
-            sides = [right[own == side] for side in (0, 1) if (own == side).any()]
+    balanced, areas, most = [], [], 0
+    for own, outputs, hits in zip(labels.T, logits.double().T, right.T, strict=True):
+        sides = [hits[own == side].double() for side in (0, 1) if (own == side).any()]
+        accuracies.append(float(torch.cat(sides).mean()) if sides else None)
+        if sides:
             balanced.append(float(np.mean([float(side.mean()) for side in sides])))
-            rates.append(max(map(len, sides)) / len(own))
-            areas.append(auroc(own == 1, outputs))
-    known = [area for area in areas if area is not None]
+            most += max(map(len, sides))
+            areas.append(auroc(own[own >= 0] == 1, outputs[own >= 0]))
+    told = [area for area in areas if area is not None]
     return Scores(
-        accuracy=float(np.mean([value for value in accuracies if value is not None])),
+        accuracy=float(right[known].double().mean()),
         balanced_accuracy=float(np.mean(balanced)),
         per_class=accuracies,
         accuracy_top5=None,
-        auroc=float(np.mean(known)) if known else None,
-        majority_rate=float(np.mean(rates)),
+        auroc=float(np.mean(told)) if told else None,
+        majority_rate=most / int(known.sum()),
     )
 
 

@@ -118,15 +118,22 @@ class Budget:
         most, epsilon = self.stated.epsilon, lambda count: self.epsilon([last.replace(num_steps=count)])
         count = steps[bisect.bisect_right(steps, most, key=epsilon) - 1]
         numbers = f"training.batch_size={last.batch_size} and privacy.noise_multiplier={last.noise_multiplier!r}"
+        if count == 0:
+            return f"Not one update fits with {numbers}: take more noise, or a smaller batch."
         return f"One run of up to {count} updates fits, with {numbers}: plan no more, or take more noise."
 
     def _refuse_unlike(self, run: RunLine) -> None:
-        own = self.stated
+        own, only = self.stated, "Another budget on the same images does not count what is reserved in this one."
         if run.unit is None:
             raise InputError(f"{self.path} is for private runs, and this one claims nothing. Leave --budget out.")
-        if (run.unit, run.images_per_unit) != (own.unit, own.images_per_unit) or run.num_examples > own.num_examples:
-            texts = [f"{each.num_examples}, one {each.unit} with {each.images_per_unit} of them" for each in (own, run)]
-            raise InputError(f"{self.path} is of {texts[0]}, the run of {texts[1]}. Begin a budget of its recipe.")
+        if run.num_examples > own.num_examples:
+            raise InputError(
+                f"{self.path} was begun for {own.num_examples} images, canaries among them, and this run has "
+                f"{run.num_examples}. Train on those alone. {only}"
+            )
+        if (run.unit, run.images_per_unit) != (own.unit, own.images_per_unit):
+            ours, theirs = (f"one {each.unit} with up to {each.images_per_unit} images" for each in (own, run))
+            raise InputError(f"{self.path} is for {ours}, this run for {theirs}. Take the budget's unit. {only}")
 
 
 def begin(path: Path, plan: Plan) -> Budget:
@@ -145,8 +152,10 @@ def begin(path: Path, plan: Plan) -> Budget:
         **pick(privacy, "delta", "unit", "images_per_unit"),
         num_examples=plan.mechanism.num_examples,
     )
-    if path.exists() or not path.parent.is_dir():
-        raise InputError(f"{path} is there already, or there is no folder {path.parent}. Name another file.")
+    if path.exists():
+        raise InputError(f"{path} is there already. Go on with it, or name another file.")
+    if not path.parent.is_dir():
+        raise InputError(f"there is no folder {path.parent}. Make it, or name another file.")
     with machine_faults(path), open(path, "xb", buffering=0) as file:
         append_line(file.fileno(), stated)
         sync_folder(path.parent)

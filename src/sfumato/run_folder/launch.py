@@ -296,8 +296,8 @@ def refuse_another_plan(stated: RunLine, expected: RunLine, path: Path) -> None:
     """
     if expected.model_copy(update={"run_id": stated.run_id}) != stated:
         raise InputError(
-            f"{path} was begun under another recipe, mechanism, budget or number of images: another plan is another "
-            f"run. Give it as it was, {_OR_ANEW}"
+            f"{path} was begun under another recipe, mechanism, budget (--budget FILE) or number of images: another "
+            f"plan is another run. Give it as it was, {_OR_ANEW}"
         )
 
 

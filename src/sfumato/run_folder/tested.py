@@ -6,6 +6,8 @@ from sfumato.run_folder.record import CalibrationFacts, Classes
 EVALUATION_FILE = "evaluation.json"
 FITTED_ON_FILE = "fitted_on.json"
 """In owner/: digests of the images that probabilities and threshold were fitted on."""
+TRAINED_ON_FILE = "trained_on.json"
+"""In owner/, of a run on images in Python: their digests."""
 CHOSE = "chose the probabilities and the threshold: expect less of new ones"
 
 
@@ -58,8 +60,8 @@ class Tested(Record):
         num_people: Of whom the images are; None: nobody says, and intervals take images for independent.
         num_fitted_on: How many of the images chose probabilities or threshold, too.
         per_class: None for a class that does not occur.
-        is_multilabel: Whether an image may have several labels: then shares are means over those that are known, and
-            `auroc` is the mean over labels.
+        is_multilabel: Whether an image may have several labels: then `accuracy` is the share that is right of those
+            that are known, balanced accuracy and `auroc` are means over labels.
         confusion: Images of each class (row) that were taken for each class (column); or for each of several labels the
             images left alone, false alarms, missed and found.
         calibration: How probabilities and decisions came of the outputs; None: as they are, not calibrated.

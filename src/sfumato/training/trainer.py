@@ -32,6 +32,7 @@ from sfumato.recipes import name_of, recipe_of
 from sfumato.reporting.page import write_report
 from sfumato.run_folder import files, launch, ledger
 from sfumato.run_folder.record import Result
+from sfumato.run_folder.tested import TRAINED_ON_FILE
 from sfumato.training import loop
 from sfumato.training.features import ROWS
 from sfumato.training.learner import Learner, pick_device
@@ -150,6 +151,9 @@ def train(
         trainer = Trainer(dataset, device=device, trust=trust, progress=watched)
         plan = dataclasses.replace(plan, budget=None if budget is None else Path(budget))
         result = trainer.run_plan(plan, folder, resume=resume, max_lost=max_lost, world=world)
+        if given is not None and world.is_first:  # of a folder its place is noted
+            digests = dict.fromkeys(dataset.train.digests(), 1)
+            files.write_json(folder / files.OWNER / TRAINED_ON_FILE, digests, mode=0o600)
         if plan.tip is not None:
             watched.message(f"tip: {plan.tip}")
         if world.is_first:
