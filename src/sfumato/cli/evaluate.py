@@ -78,13 +78,10 @@ def _show(found: "Evaluation", specificity: float) -> None:
         _say_table(*groups)
     if found.is_multilabel:
         return _say_table(*class_table(found))
-    areas = found.auroc_per_class
-    output.say(f"  {'class':<24}{'accuracy':>10}{'AUROC':>8}{f'sensitivity at specificity {specificity:g}':>36}")
-    for name, right, area, sensitivity in zip(
-        found.classes, found.per_class, areas, found.sensitivity_per_class, strict=True
-    ):
-        shown = "-" if area is None else f"{area:.3f}"
-        output.say(f"  {name:<24}{output.per_cent(right):>10}{shown:>8}{output.per_cent(sensitivity):>36}")
+    areas = ["-" if area is None else f"{area:.3f}" for area in found.auroc_per_class]
+    shares = (map(output.per_cent, each) for each in (found.per_class, found.sensitivity_per_class))
+    names = ["class", "accuracy", f"sensitivity at specificity {specificity:g}", "AUROC"]
+    _say_table(names, [list(row) for row in zip(found.classes, *shares, areas, strict=True)])
     confusions = [
         (count, label, decided)
         for label, row in zip(found.classes, found.confusion, strict=True)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from sfumato.data.images import ImageSet
 from sfumato.data.views import Views
-from sfumato.evaluation.calibration import Calibration
+from sfumato.evaluation.calibration import Calibration, uncalibrated
 from sfumato.randomness import derived, key_from_seed
 
 
@@ -115,7 +115,7 @@ def labels_together(
     logits: torch.Tensor, calibration: Calibration | None = None, classes: Sequence[str] = ()
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same for each of several labels an image: two tensors (N, classes), int64, 1 where it is named."""
-    fitted = calibration or Calibration(temperature=1.0, fitted_on="held-out", num_images=0, is_multilabel=True)
+    fitted = calibration or uncalibrated(is_multilabel=True)
     each = logits.flatten(0, 1)
     by_mean = fitted.named(fitted.probabilities(each).view(logits.shape).mean(1), classes)
     votes = 2 * fitted.decided(each, classes).view(logits.shape).sum(1) - logits.shape[1]

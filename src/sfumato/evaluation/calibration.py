@@ -77,6 +77,11 @@ class Calibration(CalibrationFacts):
         return torch.where(probabilities[:, place] >= self.threshold.probability, place, 1 - place)
 
 
+def uncalibrated(is_multilabel: bool) -> Calibration:
+    """Outputs as they are."""
+    return Calibration(temperature=1.0, fitted_on="held-out", num_images=0, is_multilabel=is_multilabel)
+
+
 def with_offsets(logits: torch.Tensor, offsets: Sequence[float] | None) -> torch.Tensor:
     """(N, classes) float64: outputs as probabilities take them, of those that the decision takes."""
     return logits.double() if offsets is None else logits.double() + torch.tensor(offsets, dtype=torch.float64)

@@ -13,6 +13,7 @@ from sfumato.data.folders import decode_files
 from sfumato.data.listing import check_file, find_files
 from sfumato.data.pixels import Picture
 from sfumato.errors import InputError, refusal
+from sfumato.evaluation.calibration import uncalibrated
 from sfumato.evaluation.scores import evaluation_finding, predict_logits
 from sfumato.evaluation.trained import load as load_trained
 from sfumato.json_record import Record
@@ -171,19 +172,16 @@ class Classifier:
                 f"the model of {self.folder} gives no finite outputs, so it names no class. Train again with "
                 "a smaller optimizer.learning_rate."
             )
-        calibration = self.trained.calibration
-        if self.trained.objective.is_multilabel:
-            decided = logits > 0 if calibration is None else calibration.decided(logits, self.classes)
-            labels = [name for name, is_named in zip(self.classes, decided[0].tolist(), strict=True) if is_named]
-            probabilities = None
-            if calibration is not None:
-                probabilities = dict(zip(self.classes, calibration.probabilities(logits)[0].tolist(), strict=True))
-            return Prediction(image=image, class_name=None, labels=labels, probabilities=probabilities)
-        if calibration is None:
-            return Prediction(image=image, class_name=self.classes[int(logits.argmax())])
-        named = dict(zip(self.classes, calibration.probabilities(logits)[0].tolist(), strict=True))
-        name = self.classes[int(calibration.decided(logits, self.classes))]
-        return Prediction(image=image, class_name=name, probability=named[name], probabilities=named)
+        several = self.trained.objective.is_multilabel
+        calibration = self.trained.calibration or uncalibrated(several)
+        shares = dict(zip(self.classes, calibration.probabilities(logits)[0].tolist(), strict=True))
+        told, (decided,) = shares if self.is_calibrated else None, calibration.decided(logits, self.classes)
+        if several:
+            labels = [self.classes[place] for place in decided.nonzero()[:, 0]]
+            return Prediction(image=image, class_name=None, labels=labels, probabilities=told)
+        name = self.classes[int(decided)]
+        probability = None if told is None else told[name]
+        return Prediction(image=image, class_name=name, probability=probability, probabilities=told)
 
 
 def predict(run: str | Path, images: Sequence[str | Path], *, trust: Collection[str] = ()) -> list[Prediction]:

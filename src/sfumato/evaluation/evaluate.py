@@ -51,7 +51,7 @@ Report = Callable[[str], None]
 
 FORMATS = (".svg", ".png", ".pdf")
 _MOST_GROUPS = 100
-TRAINED_ON = "were trained on and are protected, and what a model says of them tells nothing of new ones"
+_PROTECTED = "they are protected, and what a model says of them tells nothing of new ones."
 
 
 class Evaluation(Tested):
@@ -124,11 +124,7 @@ def evaluate(
         raise InputError("groups are told for a folder of images with a table. Name the folder, or leave --by out.")
     folder = Path(run)
     trained = load(folder, trust)
-    held_out, held_out_name, names = _held_out(folder_of_images, trained, folder, data_root, report)
-    if (reason := _trained_on(folder_of_images, held_out, folder, trained.recipe)) is not None:
-        if publish:
-            raise InputError(reason)
-        report(f"warning: {reason}")
+    held_out, held_out_name, names = _judged(folder_of_images, trained, folder, data_root, report, refuse=publish)
     again = 0
     if trained.calibration is not None and (fitted_on := folder / OWNER / FITTED_ON_FILE).exists():
         known = read_json(fitted_on)
@@ -179,6 +175,26 @@ def _test_set(images: Any, held_out_name: str) -> str:
     return Path(images).resolve().name if isinstance(images, (str, Path)) else "given in Python"
 
 
+def _judged(
+    images: Any, trained: Trained, folder: Path, data_root: str | Path | None, report: Report, *, refuse: bool
+) -> tuple[ImageSet, Literal["test", "valid", "folder"], list[str]]:
+    """`_held_out`; images that were trained on are refused, or told."""
+
+    def tell(reason: str | None) -> None:
+        if reason is not None and refuse:
+            raise InputError(reason)
+        if reason is not None:
+            report(f"warning: {reason}")
+
+    tell(_trained_on(images, folder, trained.recipe))
+    held_out, name, names = _held_out(images, trained, folder, data_root, report)
+    if (path := folder / OWNER / TRAINED_ON_FILE).exists():
+        known = read_json(path)
+        count = sum(digest in known for digest in held_out.digests())
+        tell(f"{count} of these {len(held_out)} images were trained on: {_PROTECTED} Give others." if count else None)
+    return held_out, name, names
+
+
 def _held_out(
     images: Any, trained: Trained, folder: Path, data_root: str | Path | None, report: Report
 ) -> tuple[ImageSet, Literal["test", "valid", "folder"], list[str]]:
@@ -227,15 +243,11 @@ def _values_of(by: str, folder_of_images: str | Path, names: Sequence[str]) -> l
     return values
 
 
-def _trained_on(folder_of_images: Any, judged: ImageSet, folder: Path, recipe: Recipe) -> str | None:
+def _trained_on(folder_of_images: Any, folder: Path, recipe: Recipe) -> str | None:
     """What to say where that is the folder which the owner's note says the run was trained on, one above it, or a part
     of it that is not held out under `data.split`, or scored trials under `privacy.score_noise`: an exact accuracy
-    would undo that noise. Or where the run was trained on images in Python, and these are among them.
+    would undo that noise.
     """
-    if (path := folder / OWNER / TRAINED_ON_FILE).exists():
-        known = read_json(path)
-        count = sum(digest in known for digest in judged.digests())
-        return f"{count} of these {len(judged)} images {TRAINED_ON}. Give others" if count else None
     noted = read_place(folder, DATA_ROOT_FILE)
     if noted is None or not isinstance(folder_of_images, (str, Path)):
         return None
@@ -250,8 +262,8 @@ def _trained_on(folder_of_images: Any, judged: ImageSet, folder: Path, recipe: R
     if part == "test" or (part == "valid" and recipe.data.split == "train" and not has_scored):
         return None
     return (
-        f"{folder_of_images} is where this run's training images lie, or images that chose it: they {TRAINED_ON}. "
-        "Leave the folder out for the run's held-out images."
+        f"{folder_of_images} is where this run's training images lie, or images that chose it: {_PROTECTED} Leave the "
+        "folder out for the run's held-out images."
     )
 
 
@@ -291,9 +303,7 @@ def calibrate(
     trained = load(folder, trust)
     if positive is not None and at is None:
         raise InputError("a positive class is for a threshold. Give --sensitivity or --specificity too.")
-    held_out, name, _ = _held_out(folder_of_images, trained, folder, data_root, report)
-    if (reason := _trained_on(folder_of_images, held_out, folder, trained.recipe)) is not None:
-        raise InputError(reason)
+    held_out, name, _ = _judged(folder_of_images, trained, folder, data_root, report, refuse=True)
     logits = trained.objective.decision_logits(predict_logits(trained.model, held_out)).double()
     offsets = trained.objective.offsets
     probable = calibration.with_offsets(logits, offsets)

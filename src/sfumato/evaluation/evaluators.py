@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from sfumato.evaluation.calibration import Calibration
-from sfumato.evaluation.scores import auroc, decided_labels, interval, interval_of, score, wilson
+from sfumato.evaluation.calibration import Calibration, uncalibrated
+from sfumato.evaluation.scores import auroc, interval, interval_of, score, wilson
 from sfumato.json_record import Record, pick
 from sfumato.run_folder.tested import Decision, Group, Intervals
 
@@ -57,58 +57,54 @@ class Outcome:
     calibration: Calibration | None = None
     people: Sequence[str] | None = None
 
-    def interval(self, among: torch.Tensor | None = None) -> list[float] | None:
-        """95 % interval for the share that is right, among all images or some (a mask)."""
-        if among is None:
-            return interval_of(self.decided, self.labels, self.people)
-        people = self.people and [self.people[place] for place in among.nonzero()[:, 0].tolist()]
-        return interval_of(self.decided[among], self.labels[among], people)
-
     @property
     def is_multilabel(self) -> bool:
         return self.labels.ndim == 2
-
-    def known(self, place: int) -> torch.Tensor:
-        """(N,), bool: the images of which it is known whether they are of a class."""
-        return self.labels[:, place] >= 0 if self.is_multilabel else torch.ones(len(self.labels), dtype=torch.bool)
-
-    def sides(self, place: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of these images whether they are of it, and `scores`."""
-        known = self.known(place)
-        return self._of(self.labels, place)[known], self.scores(place)[known]
-
-    def decision(self, place: int) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
-        """Of these images whether they are of it, whether they were taken for it, and whose they are."""
-        known = self.known(place)
-        people = np.arange(len(known)) if self.people is None else np.asarray(self.people)
-        return self._of(self.labels, place)[known], self._of(self.decided, place)[known], people[known.numpy()]
-
-    def _of(self, labels: torch.Tensor, place: int) -> torch.Tensor:
-        return labels[:, place] == 1 if self.is_multilabel else labels == place
-
-    @functools.cached_property
-    def probabilities(self) -> torch.Tensor:
-        """(N, classes)."""
-        if self.calibration is None:
-            return self.logits.double().sigmoid() if self.is_multilabel else torch.softmax(self.logits.double(), 1)
-        return self.calibration.probabilities(self.logits)
-
-    @functools.cached_property
-    def decided(self) -> torch.Tensor:
-        """(N,) int64; of several labels an image (N, classes)."""
-        if self.calibration is None or not self.is_finite:
-            return decided_labels(self.logits, self.labels)
-        return self.calibration.decided(self.logits, self.classes)
 
     @property
     def is_finite(self) -> bool:
         return bool(self.logits.isfinite().all())
 
+    @functools.cached_property
+    def whose(self) -> np.ndarray:
+        """(N,): whose each image is, as a number."""
+        images = np.arange(len(self.labels))
+        return images if self.people is None else np.unique(np.asarray(self.people), return_inverse=True)[1]
+
+    def interval(self, among: torch.Tensor | None = None) -> list[float] | None:
+        """95 % interval for the share that is right, among all images or some (a mask)."""
+        chosen = torch.ones(len(self.labels), dtype=torch.bool) if among is None else among
+        return interval_of(self.decided[chosen], self.labels[chosen], self.whose[chosen.numpy()])
+
+    def sides(self, place: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """(N,), bool: of which images it is known whether they are of a class; and of these whether they are, and
+        whether they were taken for it.
+        """
+        if self.is_multilabel:
+            known = self.labels[:, place] >= 0
+            return known, self.labels[known, place] == 1, self.decided[known, place] == 1
+        return torch.ones(len(self.labels), dtype=torch.bool), self.labels == place, self.decided == place
+
+    @functools.cached_property
+    def _taken(self) -> Calibration:
+        return self.calibration or uncalibrated(self.is_multilabel)
+
+    @functools.cached_property
+    def probabilities(self) -> torch.Tensor:
+        """(N, classes)."""
+        return self._taken.probabilities(self.logits)
+
+    @functools.cached_property
+    def decided(self) -> torch.Tensor:
+        """(N,) int64; of several labels an image (N, classes)."""
+        taken = self._taken if self.is_finite else uncalibrated(self.is_multilabel)
+        return taken.decided(self.logits, self.classes)
+
     def scores(self, place: int) -> torch.Tensor:
         """(N,): log odds of a class against the rest. They tell apart what the probability rounds to 1; rounded, equal
         outputs in another order are ties.
         """
-        logits = self.logits.double() if self.calibration is None else self.calibration.scaled(self.logits)
+        logits = self._taken.scaled(self.logits)
         if self.is_multilabel:
             return logits[:, place].round(decimals=9)
         others = [other for other in range(len(self.classes)) if other != place]
@@ -121,11 +117,16 @@ def confusion(outcome: Outcome) -> Iterator[tuple[str, Any]]:
     """
     count = len(outcome.classes)
     if outcome.is_multilabel:
-        each = [outcome.decision(place) for place in range(count)]
-        yield "confusion", [torch.bincount(2 * own + named, minlength=4).tolist() for own, named, _ in each]
+        yield "confusion", [_counts(outcome, place) for place in range(count)]
         return
     cells = torch.bincount(outcome.labels * count + outcome.decided, minlength=count * count)
     yield "confusion", cells.view(count, count).tolist()
+
+
+def _counts(outcome: Outcome, place: int) -> list[int]:
+    """Of one class: left alone, false alarms, missed, found."""
+    _, own, named = outcome.sides(place)
+    return torch.bincount(2 * own + named, minlength=4).tolist()
 
 
 def reliability(outcome: Outcome) -> Iterator[tuple[str, Any]]:
@@ -158,8 +159,11 @@ def auroc_of_each(outcome: Outcome) -> Iterator[tuple[str, Any]]:
     """Area under the receiver operating characteristic of each class against the rest, by its
     probability; None where only one side occurs.
     """
-    places = range(len(outcome.classes))
-    yield "auroc_per_class", [auroc(*outcome.sides(place)) for place in places]
+    areas = []
+    for place in range(len(outcome.classes)):
+        known, own, _ = outcome.sides(place)
+        areas.append(auroc(own, outcome.scores(place)[known]))
+    yield "auroc_per_class", areas
 
 
 def sensitivity_at(outcome: Outcome, specificity: float) -> Iterator[tuple[str, Any]]:
@@ -168,7 +172,8 @@ def sensitivity_at(outcome: Outcome, specificity: float) -> Iterator[tuple[str, 
     """
     found: list[float | None] = []
     for place in range(len(outcome.classes)):
-        is_own, scores = outcome.sides(place)
+        known, is_own, _ = outcome.sides(place)
+        scores = outcome.scores(place)[known]
         own, others = scores[is_own], scores[~is_own].sort(descending=True).values
         allowed = math.floor((1 - specificity) * len(others) + 1e-9)  # so many others may be taken for the class
         if not len(own) or not len(others) or not outcome.is_finite:
@@ -187,22 +192,20 @@ def intervals(outcome: Outcome) -> Iterator[tuple[str, Any]]:
     several, count = outcome.is_multilabel, len(outcome.classes)
     per_class, shares, areas = [], [], []
     for place in range(count):
-        own, named, people = outcome.decision(place)
+        known, own, named = outcome.sides(place)
         among = torch.ones_like(own) if several else own
         right = (named == own)[among]
-        per_class.append(interval(right, people[among.numpy()]))
+        per_class.append(interval(right, outcome.whose[known.numpy()][among.numpy()]))
         shares += [float(right.double().mean())] if len(right) else []
         areas.append(_resampled_areas(outcome, place) if several or (count == 2 and place == 1) else None)
-    known = [each for each in areas if each is not None]
-    yield (
-        "intervals",
-        Intervals(
-            accuracy=outcome.interval() or [],
-            per_class=per_class,
-            auroc=_middle(np.ma.masked_invalid(known).mean(axis=0).filled(np.nan)) if known else None,
-            auroc_per_class=[None if each is None else _middle(each) for each in areas] if several else None,
-        ),
+    told = [each for each in areas if each is not None]
+    found = Intervals(
+        accuracy=outcome.interval() or [],
+        per_class=per_class,
+        auroc=_middle(np.ma.masked_invalid(told).mean(axis=0).filled(np.nan)) if told else None,
+        auroc_per_class=[None if each is None else _middle(each) for each in areas] if several else None,
     )
+    yield "intervals", found
     yield "class_gap", max(shares) - min(shares)
 
 
@@ -246,12 +249,13 @@ def decisions(outcome: Outcome, prevalence: float | None = None) -> Iterator[tup
     threshold = None if outcome.calibration is None else outcome.calibration.threshold
     place = 1 if threshold is None else list(outcome.classes).index(threshold.positive)
     yield "decision", _decision(outcome, place, prevalence)
-    yield "roc", _roc(*outcome.sides(place)) if outcome.is_finite else None
+    yield "roc", _roc(outcome.labels == place, outcome.scores(place)) if outcome.is_finite else None
 
 
 def _decision(outcome: Outcome, place: int, prevalence: float | None) -> Decision:
-    own, named, people = outcome.decision(place)
-    (left, alarms), (missed, found) = torch.bincount(2 * own + named, minlength=4).view(2, 2).tolist()
+    known, own, named = outcome.sides(place)
+    left, alarms, missed, found = _counts(outcome, place)
+    people = outcome.whose[known.numpy()]
     share = _share(found + missed, left + alarms) if prevalence is None else prevalence
     sensitivity, specificity = _share(found, missed), _share(left, alarms)
     ends = [interval((named == own)[side], people[side.numpy()]) for side in (own, ~own)]
@@ -309,15 +313,14 @@ def _resampled_areas(outcome: Outcome, place: int) -> np.ndarray | None:
     """The AUROC of a class of 1,000 sets of people drawn anew, the same for each class, each with all their images; of
     images where nobody says whose they are. NaN of sets with one side alone; None where all are of one side.
     """
-    is_own, scores = outcome.sides(place)
+    known, is_own, _ = outcome.sides(place)
     if is_own.all() or not is_own.any() or not outcome.is_finite:
         return None
+    scores = outcome.scores(place)[known]
     order = scores.argsort().numpy()
     starts = np.unique(scores.numpy()[order], return_index=True)[1]  # of equal scores
-    people = np.asarray(outcome.people) if outcome.people is not None else np.arange(len(outcome.labels))
-    everybody = np.unique(people, return_inverse=True)[1]
-    whose, own = everybody[outcome.known(place).numpy()][order], is_own.numpy()[order]
-    source, count, areas = np.random.default_rng(0), int(everybody.max()) + 1, []
+    whose, own = outcome.whose[known.numpy()][order], is_own.numpy()[order]
+    source, count, areas = np.random.default_rng(0), int(outcome.whose.max()) + 1, []
     for _ in range(_RESAMPLES // _AT_ONCE):
         weights = source.multinomial(count, np.full(count, 1 / count), _AT_ONCE)[:, whose]
         hits, misses = (np.add.reduceat(weights * side, starts, axis=1) for side in (own, ~own))

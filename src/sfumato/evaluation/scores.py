@@ -203,7 +203,9 @@ def _score_several(logits: torch.Tensor, labels: torch.Tensor, decided: torch.Te
     )
 
 
-def interval_of(decided: torch.Tensor, labels: torch.Tensor, people: Sequence[str] | None) -> list[float] | None:
+def interval_of(
+    decided: torch.Tensor, labels: torch.Tensor, people: Sequence[str] | np.ndarray | None
+) -> list[float] | None:
     """95 % interval for the share of decisions that are right; of several labels an image, those that are known: an
     image's are no more independent of each other than a person's images.
     """
@@ -211,8 +213,8 @@ def interval_of(decided: torch.Tensor, labels: torch.Tensor, people: Sequence[st
     if labels.ndim == 1:
         return interval(right, people)
     known = labels >= 0
-    whose = [str(image) for image in range(len(labels))] if people is None else people
-    return interval(right[known], [whose[image] for image in known.nonzero()[:, 0].tolist()])
+    whose = np.arange(len(labels)) if people is None else np.asarray(people)
+    return interval(right[known], whose[known.nonzero()[:, 0].numpy()])
 
 
 def interval(right: torch.Tensor, people: Sequence[str] | np.ndarray | None = None) -> list[float] | None:

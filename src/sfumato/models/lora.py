@@ -1,5 +1,6 @@
 """Low-rank updates of frozen weights (LoRA; Hu et al. 2022): W + alpha / r B A, of which A and B train."""
 
+import copy
 from collections import Counter
 
 import torch
@@ -77,7 +78,7 @@ def add_low_rank(model: nn.Module, rank: int, classifier: str, row: torch.Tensor
         weight = module.weight if type(module) in _KINDS else None
         if weight is None or weight.shape[2:].numel() > 1 or getattr(module, "groups", 1) > 1:
             continue
-        if name == classifier or module not in called or uses[id(weight)] > 1 or not weight.requires_grad:
+        if name == classifier or name not in called or uses[id(weight)] > 1 or not weight.requires_grad:
             continue
         (outputs, inputs), ones = weight.shape[:2], weight.shape[2:]
         drawn = torch.randn(rank, inputs, *ones, generator=generator, device="cpu") / inputs**0.5
@@ -99,20 +100,17 @@ def add_low_rank(model: nn.Module, rank: int, classifier: str, row: torch.Tensor
 @torch.no_grad()
 def _refuse_other_when_merged(model: nn.Module, row: torch.Tensor, generator: torch.Generator) -> None:
     """Refuses a network that reads a weight beside calling its layer: merged, it would compute something else than what
-    was trained. Tried with updates that are not zero, which are taken back.
+    was trained. Tried on a copy, with updates that are not zero.
     """
-    layers, was_training = [each for each in model.modules() if isinstance(each, _LowRank)], model.training
-    before = [layer.weight.clone() for layer in layers]
+    probe = copy.deepcopy(model).eval()
+    layers = [each for each in probe.modules() if isinstance(each, _LowRank)]
     for layer in layers:
         layer.lora_B.copy_(torch.randn(layer.lora_B.shape, generator=generator) / layer.lora_B.shape[1] ** 0.5)
-    beside = model.eval()(row)
+    beside = probe(row)
     for layer in layers:
         layer.weight.copy_(layer.merged_weight())
         layer.lora_B.zero_()
-    merged = model(row)
-    for layer, weight in zip(layers, before, strict=True):
-        layer.weight.copy_(weight)
-    model.train(was_training)
+    merged = probe(row)
     if not torch.allclose(beside, merged, rtol=1e-2, atol=1e-2 * float(merged.abs().max())):
         raise InputError(
             'model.trainable = "lora": this network reads the weight of a layer beside calling it, so what is trained '
@@ -121,18 +119,15 @@ def _refuse_other_when_merged(model: nn.Module, row: torch.Tensor, generator: to
 
 
 @torch.no_grad()
-def _called(model: nn.Module, row: torch.Tensor) -> set[nn.Module]:
-    """The layers that the network calls in evaluation mode."""
-    found: set[nn.Module] = set()
-    hooks = [each.register_forward_pre_hook(lambda layer, _: found.add(layer)) for each in model.modules()]
-    was_training = model.training
-    model.eval()(row)
-    model.train(was_training)
-    for hook in hooks:
-        hook.remove()
-    for module in model.modules():  # without hooks and gradients it reads its layers' weights
+def _called(model: nn.Module, row: torch.Tensor) -> set[str]:
+    """Names of the layers that the network calls in evaluation mode."""
+    probe, found = copy.deepcopy(model).eval(), set[str]()
+    for name, module in probe.named_modules():
+        module.register_forward_pre_hook(lambda *_, name=name: found.add(name))
+    probe(row)
+    for name, module in probe.named_modules():  # without hooks and gradients it reads its layers' weights
         if isinstance(module, nn.TransformerEncoderLayer):
-            found -= set(module.modules())
+            found = {each for each in found if not each.startswith(f"{name}.")}
     return found
 
 
