@@ -14,7 +14,7 @@ export TMPDIR := $(if $(wildcard /dev/shm),/dev/shm,$(or $(TMPDIR),/tmp))
 # A file of tests on each core: they use little more than one each.
 PYTEST := $(VENV)/bin/python -m pytest -q --numprocesses auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test quick test-slow browser lint setup
+.PHONY: demo test quick test-slow docs browser lint setup
 demo: $(USED)
 	$(VENV)/bin/sfumato train demo/digits
 
@@ -31,6 +31,10 @@ quick: lint $(DATA)/.unpacked
 
 test-slow: $(STAMP) $(DATA)/.unpacked
 	SFUMATO_DATA=$(DATA) $(VENV)/bin/python -m pytest -q -m slow
+
+# The site, in build/docs: a warning is an error, so no link within is broken.
+docs: $(STAMP)
+	$(VENV)/bin/python -m sphinx -q -W --keep-going docs build/docs
 
 # Pages in a real browser: Debian's Chromium, which root installs, and what drives it. Then `make test` looks, too.
 browser: $(STAMP)

@@ -1,10 +1,12 @@
 """The README and the examples do what they say, and docs/performance.md holds measured figures, and nothing else."""
 
+import importlib.util
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+import warnings
 from pathlib import Path
 
 import torch
@@ -45,6 +47,19 @@ def test_somebodys_own_loop_learns_and_says_what_it_spent():
     assert done.returncode == 0, done.stderr
     accuracy, epsilon = map(float, re.search(r"accuracy ([\d.]+) at epsilon ([\d.]+)", done.stdout).groups())
     assert accuracy > 0.8 and 2 < epsilon < 3
+
+
+def test_the_same_training_as_in_opacus_runs_and_its_opacus_too_where_that_is_installed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "from-opacus.md").read_text(), re.DOTALL):
+        if not code.startswith("# opacus"):
+            exec(code, names)
+        elif importlib.util.find_spec("opacus") is not None:
+            with warnings.catch_warnings(action="ignore"):
+                exec(code, names)
+    assert 2.9 < names["epsilon"] <= 3 and names["accuracy"] > 0.8
+    assert 2.9 < names["result"].epsilon <= 3 and names["result"].accuracy > 0.8
 
 
 def test_whatever_is_to_be_installed_is_a_package_that_the_project_names():

@@ -41,7 +41,7 @@ def clipped_grad(
 ) -> "GradFn":
     r"""Turns a model and a loss into a function that sums clipped per-example gradients.
 
-    For examples :math:`x_1, \dots, x_B` with K views each, that function computes
+    For examples :math:`x_1, \ldots, x_B` with K views each, that function computes
 
     .. math:: \sum_i s \min(1, C / \|g_i\|_2)\, g_i, \quad g_i = \sum_j w_{ij} \nabla_\theta \ell(\theta, x_{ij}),
 
