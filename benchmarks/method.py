@@ -1,12 +1,15 @@
-"""Draws docs/method.svg: what each part of De et al.'s recipe adds, in the paper and in its small twin here.
+"""Draws docs/method.svg: what each part of De et al.'s recipe adds, in the paper and in its small twin here; and
+docs/tan.svg: runs of other batches at the same total amount of noise, what they cost and what they reach.
 
     python -m benchmarks.method
 
-From benchmarks/results/figures and the paper's values in src/sfumato/figures; no number is typed by hand.
+From benchmarks/results/figures, the paper's values in src/sfumato/figures and the accountant; no result is typed by
+hand.
 """
 
 import json
 import re
+import statistics
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,12 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.pairs import CELLS, at
+from sfumato.accounting.accountants import epsilon
+from sfumato.accounting.mechanism import Mechanism
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "figures"
-DRAWING = ROOT / "docs" / "method.svg"
 PARTS = ["neither", "group norm", "large batch", "standardised\nweights", "several views", "averaged\nweights"]
 
 
@@ -42,6 +48,40 @@ def draw_steps(axes: Axes, rows: list[tuple[float, float]], title: str, colour: 
     axes.grid(axis="x", alpha=0.3)
 
 
+def save(figure: Figure, name: str) -> None:
+    with matplotlib.rc_context({"svg.hashsalt": "sfumato", "svg.fonttype": "none"}):
+        figure.savefig(ROOT / "docs" / name, metadata={"Date": None})
+
+
+def draw_tan() -> None:
+    """Epsilon against batch at a constant sigma / B and number of updates, and accuracies (benchmarks.pairs)."""
+    runs: dict[int, list[float]] = {}
+    for name in ("batches", "far-batches"):
+        told = json.loads((RESULTS / f"pairs-{name}.json").read_text())
+        for cell, values in zip(CELLS[name], told["per_cent"], strict=True):
+            runs[int(cell["training.batch_size"])] = values
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    spent, reached = figure.subplots(1, 2)
+    sizes = [2**power for power in range(6, 13)]
+    cost = []
+    for size in sizes:
+        mechanism = Mechanism(
+            50_000, size, noise_multiplier=at(size)["privacy.noise_multiplier"], num_steps=told["steps"]
+        )
+        cost.append(epsilon(mechanism, 1e-5).epsilon)
+    spent.plot(sizes, cost, "o-", color="tab:red")
+    spent.set_yscale("log")
+    spent.set_title("epsilon of each, at delta 1e-5", fontsize=10)
+    means, spreads = ([each(runs[size]) for size in sorted(runs)] for each in (statistics.fmean, statistics.stdev))
+    reached.errorbar(sorted(runs), means, yerr=spreads, fmt="o-", color="tab:blue", capsize=3)
+    reached.set_title("validation accuracy, %", fontsize=10)
+    for axes in (spent, reached):
+        axes.set_xscale("log", base=2)
+        axes.set(xlim=(50, 5000), xlabel="expected batch, at the same total amount of noise")
+        axes.grid(alpha=0.3)
+    save(figure, "tan.svg")
+
+
 def main() -> None:
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     paper, own, batches = figure.subplots(1, 3)
@@ -58,8 +98,8 @@ def main() -> None:
     batches.set_title("one epsilon, other batches, here", fontsize=10)
     batches.set(xlabel="expected batch", ylabel="validation accuracy, %")
     batches.grid(alpha=0.3)
-    with matplotlib.rc_context({"svg.hashsalt": "sfumato", "svg.fonttype": "none"}):
-        figure.savefig(DRAWING, metadata={"Date": None})
+    save(figure, "method.svg")
+    draw_tan()
 
 
 if __name__ == "__main__":
