@@ -436,7 +436,7 @@ SURFACE = {
     "--accountant --table --throughput --devices --bandwidth --reading --price --more-data --plot --trust --json",
     "simulate": f"--batch-size --seeds --epsilon --delta --set --output {_PLACE}",
     "search": "--trials --space --sampler --prune --paid --score-noise --batch-size --seeds --data --epsilon --delta "
-    f"--set --storage --worker --output {_PLACE}",
+    f"--set --storage --worker --output --budget {_PLACE}",
     "sweep": f"--grid --cells --seeds --paired --workers --epsilon --delta --set --output --budget {_PLACE}",
     "scaling-law": "--predict-batch-size --plot --page --json",
     "report": "--output --json",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -17,6 +18,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from sfumato import config
+from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.selection import Selection, epsilon_of_best
 from sfumato.data.layouts import is_held_out
@@ -232,6 +234,51 @@ def test_a_paid_search_that_is_stopped_goes_on_where_it_was(tmp_path, digits, sp
     assert json.loads((folder / "owner" / "progress.json").read_text()) == {"scores": {}, "stopped": trial.name}
 
 
+def test_a_paid_search_reserves_once_what_all_its_trials_spend_and_tells_of_it(capsys, tmp_path, digits, space):
+    """The composed sum: the search's epsilon at its delta, and the other run's at what is left of the budget's."""
+    path, folder, recipe = tmp_path / "budget", tmp_path / "search", recipe_for(digits)
+    begin = ["budget", "new", path, "--recipe", recipe, "--epsilon", "7", "--delta", "3e-4"]
+    json_of(capsys, *begin)
+    words = ["search", recipe, "--trials", "2", "--paid", "--data", "digits", "--space", space, "--budget", path]
+    found = json_of(capsys, *words, "--output", folder)
+    [line] = json_of(capsys, "budget", "show", path)["runs"]
+    claim = json.loads((folder / "selected" / "privacy.json").read_text())
+    assert claim["budget"]["epsilon_reserved"] == line["epsilon_reserved"] == found["epsilon_final"] == claim["epsilon"]
+    assert not [text for text in claim["not_covered"] if text.startswith("other runs")]
+    assert line["run_id"] != claim["run_id"]  # of no trial
+    assert json_of(capsys, "verify", folder / "selected")["findings"] == []
+    ended = path.read_bytes()
+    assert json_of(capsys, *words, "--output", folder) == found and path.read_bytes() == ended
+    assert "another recipe or space" in call(capsys, *words[:-2], "--output", folder)[2]
+    more = json_of(capsys, "train", recipe, "--budget", path, "--output", tmp_path / "run")
+    alone = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    numbers = Mechanism(alone["num_examples"], alone["batch_size"], alone["noise_multiplier"], alone["num_steps"])
+    both = epsilon(numbers, 3e-4 - 1e-4).epsilon + claim["epsilon"]
+    assert alone["budget"]["epsilon_reserved"] == pytest.approx(both, rel=1e-12) and both < more["epsilon"] + 3
+    before = path.read_bytes()
+    for settings, why in (([], "and .* with 1 more"), (["--set", "privacy.delta=3e-4"], "a part of the budget's")):
+        status, _, err = call(capsys, *words, *settings, "--output", tmp_path / "other")
+        assert status == 2 and re.search(why, err), err
+    assert path.read_bytes() == before and not (tmp_path / "other").exists()
+
+
+def test_trials_of_a_paid_search_that_is_stopped_share_one_reservation(tmp_path, digits, space, capsys, monkeypatch):
+    path, folder, recipe = tmp_path / "budget", tmp_path / "search", recipe_for(digits)
+    json_of(capsys, "budget", "new", path, "--recipe", recipe, "--epsilon", "7", "--delta", "3e-4")
+    words = ["search", recipe, "--trials", "2", "--paid", "--data", "digits", "--space", space, "--budget", path]
+
+    def stop(*_arguments, **_options):
+        assert len(json_of(capsys, "budget", "show", path)["runs"]) == 1  # before the first trial
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "train", stop)
+        assert call(capsys, *words, "--output", folder)[0] != 0
+    reserved = path.read_bytes()
+    json_of(capsys, *words, "--output", folder)
+    assert path.read_bytes() == reserved
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -246,6 +293,7 @@ def test_a_paid_search_that_is_stopped_goes_on_where_it_was(tmp_path, digits, sp
         ([*SEARCH[:4], "--paid", "--data", "mnist", "--score-noise", "2"], "--score-noise"),
         ([*SEARCH[:4], "--paid", "--score-noise", "2", "--set", "run.seed=1"], "run.seed"),
         ([*SEARCH[:4], "--score-noise", "2"], "--score-noise"),
+        ([*SEARCH[:4], "--budget", "b"], "simulations are not private"),
         (["train", "demo/digits", "--set", "privacy.selected_from=2", "--set", "privacy.score_noise=2"], "data.split"),
     ],
 )

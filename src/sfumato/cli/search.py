@@ -33,6 +33,7 @@ def search(
     storage: str | None = None,
     worker: bool = False,
     output_: Path | None = None,
+    budget: Path | None = None,
     data_root: Path | None = None,
     device: str = "auto",
     trust: options.Trust = None,
@@ -61,7 +62,7 @@ def search(
     """
     name, parsed, trusted = asked(recipe, {"target_epsilon": epsilon, "delta": delta}, set_, data_root, trust)
     given: dict[str, Any] = {"sampler": sampler, "prune": prune, "storage": storage, "worker": worker}
-    given |= {"batch_size": batch_size, "seeds": seeds}
+    given |= {"batch_size": batch_size, "seeds": seeds, "budget": budget}
     _refuse(trials, paid, score_noise, given)
 
     from sfumato.searching.options import SearchOptions
@@ -102,6 +103,8 @@ def _refuse(trials: int, paid: bool, score_noise: float | None, given: dict[str,
         raise InputError(
             "--score-noise is for --paid: simulations are not private, whatever noise their scores have. Leave it out."
         )
+    if not paid and given["budget"] is not None:
+        raise InputError("--budget is for --paid: simulations are not private. Train the recipe that is found with it.")
     if given["worker"] and given["storage"] is None:
         raise InputError("--worker joins a search that others take part in: name their --storage.")
 

@@ -9,6 +9,7 @@ digest of images.
 import bisect
 import contextlib
 import dataclasses
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -57,11 +58,14 @@ class ReservedLine(Record):
 
     Attributes:
         run: The first line of its run's ledger.
+        epsilon_selected: Of a run that is selected from a random number of such runs: what all of them spend at
+            `run.delta`, which is a part of the budget's; None of any other.
         epsilon_reserved: Of all that was reserved then, this plan included.
     """
 
     kind: Literal["reserved"] = "reserved"
     run: RunLine
+    epsilon_selected: float | None = None
     epsilon_reserved: float
 
 
@@ -89,27 +93,37 @@ class Budget:
     stated: BudgetLine
     reserved: dict[str, ReservedLine]
 
-    def epsilon(self, more: Sequence[Mechanism] = ()) -> float:
-        """What is reserved, and more, spend together: an upper bound, composed by PLD."""
-        mechanisms = [line.run.mechanism for line in self.reserved.values()]
-        return epsilon_together([*mechanisms, *more], self.stated.delta, parts_of_data=True).epsilon
+    def epsilon(self, more: Sequence[Mechanism] = (), selected: Sequence[tuple[float, float]] = ()) -> float:
+        """What is reserved, and more, spend together: an upper bound. Runs are composed by PLD; of what is selected,
+        (epsilon, delta) each, both add up, and the runs have what is left of delta.
+        """
+        lines, both = self.reserved.values(), list(selected)
+        both += [(line.epsilon_selected, line.run.delta or 0.0) for line in lines if line.epsilon_selected is not None]
+        alone = [line.run.mechanism for line in lines if line.epsilon_selected is None]
+        left = self.stated.delta - sum(delta for _, delta in both)
+        if left <= 0:
+            return math.inf
+        return epsilon_together([*alone, *more], left, parts_of_data=True).epsilon + sum(each for each, _ in both)
 
-    def require(self, runs: Sequence[RunLine]) -> float:
-        """Epsilon of all that is reserved together with these runs, which fits.
+    def require(self, runs: Sequence[RunLine], epsilon_selected: float | None = None) -> float:
+        """Epsilon of all that is reserved together with these runs, which fits; or with one run that is selected.
 
         Raises:
             InputError: If it does not, with what would; or a run is of another unit, or of more images.
         """
         for run in runs:
             self._refuse_unlike(run)
-        mechanisms = [run.mechanism for run in runs]
-        total, most = self.epsilon(mechanisms), self.stated.epsilon
+        mechanisms, most = [run.mechanism for run in runs], self.stated.epsilon
+        selected = [] if epsilon_selected is None else [(epsilon_selected, run.delta or 0.0) for run in runs]
+        total = self.epsilon(() if selected else mechanisms, selected)
         if total <= most:
             return total
+        remedy = "Give a smaller --epsilon, and a --delta that is a part of the budget's."
+        remedy = remedy if selected else self._remedy(mechanisms[-1])
         before, of, would = map(formats.epsilon_text, (self.epsilon(), most, total))
         raise InputError(
             f"{self.path} has epsilon {before} of {of} reserved, and {would} with {len(runs)} more, at delta "
-            f"{formats.delta_text(self.stated.delta)}. {self._remedy(mechanisms[-1])}"
+            f"{formats.delta_text(self.stated.delta)}. {remedy}"
         )
 
     def _remedy(self, last: Mechanism) -> str:
@@ -173,7 +187,7 @@ def read(path: Path) -> Budget:
     return _parsed(path.read_bytes(), path)
 
 
-def reserve(path: Path, run: RunLine) -> BudgetClaim:
+def reserve(path: Path, run: RunLine, epsilon_selected: float | None = None) -> BudgetClaim:
     """Reserves a run's whole plan, unless it is reserved already. It is on disk once this returns.
 
     Guarantee: what is reserved, composed, never exceeds the budget, whichever processes reserve at once.
@@ -181,6 +195,7 @@ def reserve(path: Path, run: RunLine) -> BudgetClaim:
     Args:
         path: Of the budget.
         run: The first line of the run's ledger, which is on disk and names this budget.
+        epsilon_selected: See `ReservedLine`; the run is then what all of them have in common.
 
     Raises:
         InputError: If it does not fit (`Budget.require`).
@@ -189,8 +204,10 @@ def reserve(path: Path, run: RunLine) -> BudgetClaim:
     with _held(path) as (budget, append):
         assert run.budget == budget.stated.budget_id
         if run.run_id not in budget.reserved:
-            budget.reserved[run.run_id] = ReservedLine(run=run, epsilon_reserved=budget.require([run]))
-            append(budget.reserved[run.run_id])
+            total = budget.require([run], epsilon_selected)
+            line = ReservedLine(run=run, epsilon_selected=epsilon_selected, epsilon_reserved=total)
+            append(line)
+            budget.reserved[run.run_id] = line
         reserved = budget.reserved[run.run_id].epsilon_reserved
         return BudgetClaim(**pick(budget.stated, "budget_id", "epsilon", "delta"), epsilon_reserved=reserved)
 

@@ -74,10 +74,12 @@ def compare_run(folder: Path) -> tuple[Certificate, Result, list[str]]:
         update=pick(stated, "audit", "finished_on", "software") | {"weights_sha256": Weights(tensors).digest}
     )
     weights = folder / record.WEIGHTS_FILE
+    # A search reserves for all its trials, and no ledger of one says so.
+    budget_id = stated.budget.budget_id if stated.budget and plan.selection is None else None
     wrong = [
         *_differing(path, dict(stated.public_inputs), inputs_of_the_recipe(recipe)),
         *_differing(path, dict(stated), dict(truth)),
-        *_differing(path, {"budget": stated.budget and stated.budget.budget_id}, pick(lines.run, "budget")),
+        *_differing(path, {"budget": budget_id}, pick(lines.run, "budget")),
         *_differing(folder / record.RESULT_FILE, dict(result), dict(repeated(ResultClaims, truth))),
         *_differing(weights, dict(facts), dict(repeated(WeightsFacts, truth))),
         *_differing(weights, config.releasing_keys(own_recipe), config.releasing_keys(recipe)),

@@ -36,6 +36,7 @@ class SearchOptions:
         worker: Help with a search that may run elsewhere, too; writes no recipe.
         score_noise: Of a paid search without ``data``: noise on how many private validation images are judged right,
             its standard deviation in images.
+        budget: Of a paid search: the file of the budget that it reserves what it spends in.
         report: Takes lines about trials; default: stderr.
     """
 
@@ -56,6 +57,7 @@ class SearchOptions:
     data_root: Path | str | None = None
     device: str = "auto"
     trust: Collection[str] = ()
+    budget: Path | None = None
     report: Callable[[str], None] = note
 
     @property

@@ -6,6 +6,7 @@ folder `owner`, under random names, and are deleted when the search ends.
 """
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import math
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato import config, randomness
+from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.selection import Selection
 from sfumato.config import Recipe, ResolvedRecipe
 from sfumato.data import loading
@@ -26,11 +28,15 @@ from sfumato.errors import InputError, naming
 from sfumato.evaluation.scores import judged_right, predict_each_alone, predict_logits
 from sfumato.evaluation.trained import load
 from sfumato.json_record import pick
-from sfumato.planning.resolve import resolve
+from sfumato.planning.resolve import Plan, resolve
 from sfumato.planning.solve import selection_of
 from sfumato.reporting.page import write_report
+from sfumato.run_folder import budget as budgets
+from sfumato.run_folder import launch
+from sfumato.run_folder.certificate import OTHER_RUNS, OUTSIDE
 from sfumato.run_folder.files import lock, read_json, refuse_links, write_atomically, write_json
-from sfumato.run_folder.record import RESULT_FILE, Result, read
+from sfumato.run_folder.ledger import RunLine
+from sfumato.run_folder.record import RESULT_FILE, BudgetClaim, Result, read
 from sfumato.scaling.simulate import try_network
 from sfumato.searching.options import SearchOptions
 from sfumato.searching.result import Cost, PrivateSearchResult, Selected
@@ -88,8 +94,9 @@ def private_search(options: SearchOptions) -> PrivateSearchResult:
         return judged_right(trained.objective.decision_logits(predict(trained.model, judges)), judges)
 
     images = randomness.digest([dataset_digest(each) for each in (dataset, scoring)])
+    reserved = None if options.budget is None else Reserved.of(plan, options.budget)
     with stop_on_sigterm():
-        result = paid_search(plan.recipe, space, Path(options.output), images, train, score)
+        result = paid_search(plan.recipe, space, Path(options.output), images, train, score, reserved)
     assert result.epsilon is not None and result.delta is not None, "every trial is private"
     return PrivateSearchResult(
         best=Selected(run=result.run, accuracy=min(max((result.score or 0.0) / len(judges), 0.0), 1.0)),
@@ -155,7 +162,30 @@ def paid_recipe(recipe: Recipe, space: Space, selection: Selection) -> Recipe:
     return config.parse(values)
 
 
-def paid_search(recipe: ResolvedRecipe, space: Space, folder: Path, images: str, train: Train, score: Score) -> Result:
+@dataclasses.dataclass(frozen=True)
+class Reserved:
+    """What a search reserves in a budget: the plan that its trials have in common, and what all of them spend."""
+
+    budget: Path
+    line: RunLine
+    epsilon: float
+
+    @classmethod
+    def of(cls, plan: Plan, budget: Path) -> "Reserved":
+        line = launch.run_line(plan).model_copy(update={"budget": budgets.read(budget).stated.budget_id})
+        spent = epsilon(plan.mechanism, plan.delta, selection=plan.selection)
+        return cls(budget, line.model_copy(update={"recipe_sha256": None}), spent.epsilon)
+
+
+def paid_search(
+    recipe: ResolvedRecipe,
+    space: Space,
+    folder: Path,
+    images: str,
+    train: Train,
+    score: Score,
+    reserved: Reserved | None = None,
+) -> Result:
     """Draws how many trials there are, makes them, and keeps the best alone; called again, it goes
     on.
 
@@ -171,6 +201,7 @@ def paid_search(recipe: ResolvedRecipe, space: Space, folder: Path, images: str,
         space: What settings are drawn from, evenly.
         folder: Of the search: new, empty or its own.
         images: Digest of all that trials see, those that score among them.
+        reserved: In a budget, before the first trial; a search that was begun keeps its reservation.
 
     Returns:
         The selected run's result, and its ``score``, noise included.
@@ -180,13 +211,20 @@ def paid_search(recipe: ResolvedRecipe, space: Space, folder: Path, images: str,
             another process makes it.
     """
     where = {"data": {"path"}}  # the images are known by their digest, and their place is nobody's business
-    identity = randomness.digest({"recipe": recipe.model_dump(mode="json", exclude=where), "space": space.as_json()})
+    named = {"recipe": recipe.model_dump(mode="json", exclude=where), "space": space.as_json()}
+    identity = randomness.digest(named if reserved is None else {**named, "budget": reserved.line.budget})
     owner, selected = folder / OWNER, folder / SELECTED
+    if reserved is not None and not (folder / FACTS).exists():  # before anything is written
+        budgets.read(reserved.budget).require([reserved.line], reserved.epsilon)
     with _claimed(folder, identity):
         if not selected.exists():
-            planned = _drawn(recipe, space, owner, images)
+            run_id, planned = _drawn(recipe, space, owner, images)
+            claim = None
+            if reserved is not None:
+                line = reserved.line.model_copy(update={"run_id": run_id})
+                claim = budgets.reserve(reserved.budget, line, reserved.epsilon)
             best, points = _best(recipe, planned, owner, train, score)
-            publish(best, owner / SELECTED, selected, points)
+            publish(best, owner / SELECTED, selected, points, claim)
         shutil.rmtree(owner, ignore_errors=True)
         return read(selected / RESULT_FILE, Result).model_copy(update={"run": str(selected)})
 
@@ -211,22 +249,23 @@ def _claimed(folder: Path, identity: str) -> Iterator[None]:
         yield
 
 
-def _drawn(recipe: ResolvedRecipe, space: Space, owner: Path, images: str) -> dict[str, Settings]:
-    """The settings of every trial, by its name: drawn once, on disk before the first trial begins."""
+def _drawn(recipe: ResolvedRecipe, space: Space, owner: Path, images: str) -> tuple[str, dict[str, Settings]]:
+    """The search's id in a budget, and the settings of every trial, by its name: drawn once, on disk before the first
+    trial begins.
+    """
     path, generator = owner / "selection.json", random.SystemRandom()
     if not path.exists():
         owner.mkdir(mode=0o700, exist_ok=True)
         count = _selection(recipe).draw(generator.random())
         trials = {secrets.token_hex(8): draw(recipe, space, generator) for _ in range(count)}
-        write_json(path, {"images": images, "trials": trials}, 0o600)
+        write_json(path, {"run_id": secrets.token_hex(16), "images": images, "trials": trials}, 0o600)
     facts = read_json(path)
     if facts["images"] != images:
         raise InputError(
             "the images changed since this search began (of those that train, score or test). Restore them, or search "
             "anew with another --output; both searches then add up."
         )
-    found: dict[str, Settings] = facts["trials"]
-    return found
+    return facts["run_id"], facts["trials"]
 
 
 def _best(
@@ -272,7 +311,7 @@ def _best(
     return owner / TRIALS / best, scores[best]
 
 
-def publish(trial: Path, place: Path, selected: Path, score: int) -> None:
+def publish(trial: Path, place: Path, selected: Path, score: int, claim: BudgetClaim | None) -> None:
     """Copies the public files of a finished run, without its day and its times. (The ledger of a run that is selected
     tells nothing of its launches.)
 
@@ -281,13 +320,18 @@ def publish(trial: Path, place: Path, selected: Path, score: int) -> None:
         place: Where the copy is made; it has the name under which it will be found.
         selected: Where it is then found, whole.
         score: By which the run was selected.
+        claim: What its certificate says of a budget.
     """
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
     for name in PUBLISHED:
         if (trial / name).exists():  # a run without steps measures nothing
             write_atomically(place / name, (trial / name).read_bytes())
-    write_json(place / "privacy.json", {**read_json(trial / "privacy.json"), "finished_on": None})
+    told = {**read_json(trial / "privacy.json"), "finished_on": None}
+    if claim is not None:
+        lines = [OUTSIDE if line == OTHER_RUNS else line for line in told["not_covered"]]
+        told |= {"budget": claim.as_json(), "not_covered": lines}
+    write_json(place / "privacy.json", told)
     untold = {"run": str(selected), "score": score, "images_per_second": None, "seconds": None}
     write_json(place / RESULT_FILE, {**read_json(trial / RESULT_FILE), **untold})
     write_report(place)
