@@ -14,7 +14,7 @@ export TMPDIR := $(if $(wildcard /dev/shm),/dev/shm,$(or $(TMPDIR),/tmp))
 # A file of tests on each core: they use little more than one each.
 PYTEST := $(VENV)/bin/python -m pytest -q --numprocesses auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test quick test-slow docs browser lint setup
+.PHONY: demo test quick test-slow docs browser lint setup release-check
 demo: $(USED)
 	$(VENV)/bin/sfumato train demo/digits
 
@@ -49,6 +49,20 @@ lint: $(STAMP)
 	$(VENV)/bin/mypy
 
 setup: $(STAMP)
+
+# What would be released today: the wheel, alone in an empty environment of each Python that is here, trains the demo.
+RELEASE := build/release
+release-check: docs
+	rm -rf $(RELEASE)
+	$(PYTHON) -m venv $(RELEASE)/builds
+	$(RELEASE)/builds/bin/python -m pip install --quiet --disable-pip-version-check build
+	$(RELEASE)/builds/bin/python -m build --outdir $(RELEASE)/dist .
+	set -e; for python in python3.11 python3.12 python3.13 python3.14; do \
+	  if ! $$python -c "" 2>/dev/null; then echo "$$python is not here: not run"; continue; fi; \
+	  $$python -m venv $(RELEASE)/$$python; \
+	  $(RELEASE)/$$python/bin/python -m pip install --quiet --disable-pip-version-check $(RELEASE)/dist/*.whl; \
+	  cd $(RELEASE); $$python/bin/sfumato train demo/digits --output run-$$python; cd - >/dev/null; \
+	done
 
 $(USED): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "error: Python 3.11 or newer is needed: make PYTHON=python3.11")'
