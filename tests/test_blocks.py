@@ -10,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import sfumato
 from sfumato import cli
 from tests.cli.test_cli import photos
 
@@ -92,3 +94,56 @@ def test_every_command_of_a_page_runs_in_its_order(page, workspace, tmp_path, mo
             assert done.returncode == 0, line
         else:
             assert cli.run(given[1:]) == 0, (line, capfd.readouterr().err)
+
+
+class Pets(torch.utils.data.Dataset):
+    """Names its classes, as torchvision's do."""
+
+    classes = ["cat", "dog"]
+
+    def __init__(self, seed):
+        self.images = np.random.default_rng(seed).integers(0, 255, (40, 32, 32, 3), dtype=np.uint8)
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return self.images[index], index % 2
+
+
+def told(page):
+    """What the page's lines of Python take as given."""
+    model, pets = torch.nn.Linear(4, 3), Pets(0)
+    inputs, targets = torch.randn(8, 4), torch.randint(3, (8,))
+    return {
+        "engine.md": {
+            "sfumato": sfumato,
+            "nn": torch.nn,
+            "model": model,
+            "inputs": inputs,
+            "targets": targets,
+            "load": lambda rows: (inputs[rows], targets[rows]),
+            "indices": torch.arange(8),
+        },
+        "own-images.md": {
+            "sfumato": sfumato,
+            "images": pets.images,
+            "labels": [place % 2 for place in range(40)],
+            "train_set": pets,
+            "test_set": Pets(1),
+        },
+        "studies.md": {"sfumato": sfumato, "pandas": pytest.importorskip("pandas")},
+    }[page]
+
+
+@pytest.mark.parametrize("page", ["engine.md", "own-images.md", pytest.param("studies.md", marks=pytest.mark.slow)])
+def test_the_python_of_a_page_runs_as_it_stands(page, workspace, tmp_path, monkeypatch, capfd):
+    """Of README.md and from-opacus.md: `test_documentation`."""
+    shutil.copytree(workspace, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    names = told(page)
+    for code in re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.DOTALL | re.MULTILINE):
+        if "runs/xrays" in code:
+            assert cli.run("train image-folder --data-root xrays --epsilon 3 --output runs/xrays".split()) == 0
+            assert cli.run("calibrate runs/xrays some-images".split()) == 0
+        exec(code, names)
