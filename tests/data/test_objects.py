@@ -238,6 +238,12 @@ def test_images_that_were_trained_on_are_told_and_neither_published_nor_calibrat
         ({"data": made_up("train")}, STATED | {"data.name": "digits"}, "images of their own"),
         ({"data": made_up("train")}, STATED | {"data.group_by": "group"}, r"data\[0\] does not say whose it is"),
         ({"data": (*made_up("train"), [1])}, STATED, "40 images, 40 labels, 1 groups"),
+        ({"data": (*made_up("train"), [1.0, float("nan")] * 20)}, STATED, r"data\[1\]: group is nan"),
+        (
+            {"data": (*made_up("train"), ["a", None] * 20)},
+            STATED | {"data.group_by": "group"},
+            r"reads no group from data\[",
+        ),
         ({"data": made_up("train")}, STATED | {"data.group_by": "(.)"}, "stands in a third place"),
     ],
 )
@@ -272,6 +278,7 @@ def test_people_are_told_in_a_third_place_as_a_table_tells_them(tmp_path):
     settings = STATED | {"data.group_by": "group", "privacy.unit": "person", "privacy.max_images_per_person": 3}
     forms = {
         "arrays": lambda part: (*made_up(part), people(part)),
+        "numbers": lambda part: (*made_up(part), np.unique(people(part), return_inverse=True)[1] + 100.0 * len(part)),
         "dataset": OfPeople,
         "hugging face": lambda part: hugging_face(part).add_column("group", people(part)),
     }

@@ -157,7 +157,11 @@ def test_each_label_has_a_threshold_of_its_own_which_every_answer_takes(run, tmp
     assert cli.run(["export", str(own), "--output", str(tmp_path / "export")]) == 0
     assert check(tmp_path / "export").valid
     card = (tmp_path / "export" / "README.md").read_text()
-    assert "of each of 3 labels" in card and "named from" in card
+    assert "of each of 3 labels" in card
+    head = card.index("| label | known of | AUROC, 95 % | named from |")
+    table = card[head:].splitlines()[:5]
+    assert {line.count("|") for line in table} == {8} and table[1].startswith("| --- | --- |")
+    assert [line.split("|")[1].strip() for line in table[2:]] == LABELS
     told = subprocess.run(
         [sys.executable, "predict.py", *map(str, files)], cwd=tmp_path / "export", capture_output=True, text=True
     )

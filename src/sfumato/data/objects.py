@@ -16,6 +16,7 @@ from sfumato.config import DataConfig
 from sfumato.data.decoding import Decoded, decode_images
 from sfumato.data.listing import ImageFile
 from sfumato.data.pixels import Picture
+from sfumato.data.tables import as_text
 from sfumato.errors import InputError
 
 _PART = 1024
@@ -96,7 +97,8 @@ class Given:
                     said: dict[str, Any] = {"findings": part.findings(label, classes, item)}
                 else:
                     said = {"label": part.class_of(label, classes, item)}
-                said |= {"part": None if part.name == "data" else "test", "group": str(group[0]) if group else None}
+                whose = as_text(item, "group", np.asarray(group[0]).tolist()) if group else None
+                said |= {"part": None if part.name == "data" else "test", "group": whose}
                 files.append(ImageFile(Path(item), item, (0, 0, 0), **said))
                 pictures.append(Picture(image, item))
                 if len(pictures) == _PART or index == len(part.items) - 1:

@@ -247,7 +247,7 @@ def _rows(
     rows = []
     for line, cells in lines:
         where = f"{table} line {line}"
-        row = {key: _as_text(where, name, cells.get(name)) for key, name in columns.items()}
+        row = {key: as_text(where, name, cells.get(name)) for key, name in columns.items()}
         may_be_empty = {"group", *(classes if has_findings else ()), *(("label",) if task == "multilabel" else ())}
         empty = next((key for key, value in row.items() if not value and key not in may_be_empty), None)
         if empty is not None:
@@ -286,7 +286,7 @@ def _text(cell: Any) -> str:
     return cell.strip() if isinstance(cell, str) else ""
 
 
-def _as_text(where: str, name: str, cell: Any) -> str:
+def as_text(where: str, name: str, cell: Any) -> str:
     """A text, a whole number, yes or no as 1 or 0, labels in a list with | between; "" of nothing."""
     if cell is None or isinstance(cell, str):
         return _text(cell)
