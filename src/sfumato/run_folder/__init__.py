@@ -18,6 +18,7 @@ owner/              all below, for the owner alone           `files`            
   metrics_private.* losses and gradient norms                `record.PrivateMetrics`      no
   canaries.json     which canaries took part                 `launch.Coins`               no
   images_sha256     digest of what is trained on             `launch`                     no
+  trained_on, fitted_on  digests of these images (.json)     `tested`                     no
   data_root, init_from  where images and weights lie         `files`                      no
   budget            where the file of its budget lies        `files`                      no
   tensorboard/      event files (`run.log`)                  `sfumato.training.logs`      no
