@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -158,6 +159,9 @@ def test_each_label_has_a_threshold_of_its_own_which_every_answer_takes(run, tmp
     assert check(tmp_path / "export").valid
     card = (tmp_path / "export" / "README.md").read_text()
     assert "of each of 3 labels" in card
+    words = " ".join(card.split())
+    assert "its labels, and probabilities. Any" in words and "`class` (of each label 1 or 0) and" in words
+    assert re.search(r"would reach [\d.]+ %\. AUROC 0\.\d{4}\.", words)
     head = card.index("| label | known of | AUROC, 95 % | named from |")
     table = card[head:].splitlines()[:5]
     assert {line.count("|") for line in table} == {8} and table[1].startswith("| --- | --- |")
