@@ -24,7 +24,7 @@ def test_recipes_of_one_table_stand_together_and_tables_in_the_order_of_their_nu
     tables = [int(found[1]) for group in groups if (found := re.fullmatch(r"De et al\. 2022, Table (\d+)", group))]
     assert tables == [9, *range(12, 22)]
     names = [line.split()[0] for line in lines if line.startswith(" ")]
-    assert sorted(names) == recipes.names()
+    assert sorted(names) == list(recipes.names())
 
 
 def test_a_row_tells_the_paper_s_accuracy_and_ours(capsys):

@@ -1,5 +1,6 @@
 """`sfumato recipes`: what is shipped, and what it spends."""
 
+import functools
 import os
 import textwrap
 from pathlib import Path
@@ -177,6 +178,7 @@ def verified(name: str) -> dict[str, Any]:
     return {**row, "epsilon_rdp": spent.epsilon_rdp, "epsilon_pld": spent.epsilon_pld, "status": status}
 
 
+@functools.cache
 def _parsed(name: str) -> config.Recipe:
     return config.parse(config.read(recipes.find(name)))
 

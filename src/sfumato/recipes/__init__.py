@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import difflib
+import functools
 import os
 import re
 import shlex
@@ -16,9 +17,10 @@ from sfumato.errors import InputError
 FOLDER = Path(__file__).parent
 
 
-def names() -> list[str]:
+@functools.cache
+def names() -> tuple[str, ...]:
     """Every shipped recipe, such as "demo/digits"."""
-    return sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.toml"))
+    return tuple(sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.toml")))
 
 
 def find(name: str) -> Path:
