@@ -3,8 +3,6 @@
 import importlib.util
 import re
 import shutil
-import subprocess
-import sys
 import tomllib
 import warnings
 from pathlib import Path
@@ -40,15 +38,6 @@ def test_the_python_in_the_readme_runs_as_it_stands(tmp_path, monkeypatch, capfd
     assert right > 0.8 and out.endswith(f"{names['loop'].certificate.epsilon}\n")
 
 
-def test_somebodys_own_loop_learns_and_says_what_it_spent():
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "private_loop.py")], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    accuracy, epsilon = map(float, re.search(r"accuracy ([\d.]+) at epsilon ([\d.]+)", done.stdout).groups())
-    assert accuracy > 0.8 and 2 < epsilon < 3
-
-
 def test_the_same_training_as_in_opacus_runs_and_its_opacus_too_where_that_is_installed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {}
@@ -74,11 +63,6 @@ def test_whatever_is_to_be_installed_is_a_package_that_the_project_names():
         for name in re.findall(r"pip install ((?:[\w\-]+|'[^']+')(?: [\w\-]+)*)", path.read_text())
     ]
     assert named and {word for words in named for word in words.replace("'", "").split()} <= known
-
-
-def test_making_a_loop_private_takes_about_ten_lines():
-    marked = [line for line in (ROOT / "examples" / "private_loop.py").read_text().splitlines() if "(private)" in line]
-    assert len(marked) <= 11
 
 
 def test_the_pages_are_what_results_and_code_say():
