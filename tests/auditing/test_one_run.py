@@ -184,7 +184,7 @@ def digits():
 
 
 def canaries_of(dataset, count, num_classes=10):
-    constants = {"mean": dataset.mean, "std": dataset.std, "image_size": 8, "stored_size": 8}
+    constants = {"mean": dataset.train.mean, "std": dataset.train.std, "image_size": 8, "stored_size": 8}
     return canary_images(count, num_classes, **constants)
 
 

@@ -140,10 +140,10 @@ def test_sets_of_folders_are_decoded_once_and_bad_files_keep_their_place(tmp_pat
     lines = []
     config = DataConfig(name=name, image_size=48)
     dataset = load(config, tmp_path, lines.append)
-    assert (len(dataset.train), len(dataset.held_out)) == (12, 4) and dataset.shape == (3, 48, 48)
+    assert (len(dataset.train), len(dataset.held_out)) == (12, 4) and dataset.train.shape == (3, 48, 48)
     assert dataset.train.readable.tolist() == [index != 9 for index in range(12)]
     assert dataset.train.labels.tolist() == [0] * 6 + [1] * 6 and any("3.JPEG" in line for line in lines)
-    assert load(DataConfig(name=name), tmp_path, quiet).shape == (3, size, size)
+    assert load(DataConfig(name=name), tmp_path, quiet).train.shape == (3, size, size)
     values = {"data": {"name": name, "split": "train", "held_out": "test", "image_size": 48}}
     on_test = load_for(parse(values), tmp_path, quiet)
     assert len(on_test.train) == (9 if name == "imagenet" else 12) and on_test.held_out_name == "test"

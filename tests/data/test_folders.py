@@ -120,7 +120,7 @@ def test_a_folder_with_valid_and_no_test_holds_out_valid_and_has_no_test_images(
 def test_a_folder_of_classes_is_a_data_set(two_classes):
     lines = []
     dataset = load(config(), two_classes, lines.append)
-    assert dataset.classes == ("cat", "dog") and dataset.held_out_name == "test" and dataset.shape == (1, 12, 12)
+    assert dataset.classes == ("cat", "dog") and dataset.held_out_name == "test" and dataset.train.shape == (1, 12, 12)
     names = [f"{label}/{i:02}.png" for label in ("cat", "dog") for i in range(30)]
     train = [name for name in names if not is_held_out("test", name)]
     assert len(dataset.train) == len(train) and len(dataset.held_out) == 60 - len(train) > 0
@@ -132,7 +132,7 @@ def test_a_folder_of_classes_is_a_data_set(two_classes):
     said = f"{len(train)} images to train on (cat {cats}, dog {len(train) - cats}), {60 - len(train)} held out as test"
     assert any(line.startswith(said) and "20%, by a fixed hash" in line for line in lines)
     assert any("public" in line and "cat, dog" in line for line in lines)
-    assert dataset.mean == dataset.std == (0.5,)
+    assert dataset.train.mean == dataset.train.std == (0.5,)
     assert facts(config(), two_classes, quiet) == dataset.facts
     assert not any(path.suffix != ".png" for path in two_classes.rglob("*") if path.is_file())  # nothing beside them
     for name in ("README.txt", "LICENSE", "cat/readme.md"):
@@ -144,7 +144,7 @@ def test_a_folder_of_classes_is_a_data_set(two_classes):
 def test_listed_classes_give_the_label_order_and_defaults_are_used(two_classes):
     dataset = load(DataConfig(name="folder", path=str(two_classes), classes=["dog", "cat"]), None, quiet)
     assert dataset.classes == ("dog", "cat") and dataset.train.labels[0] == 1  # "cat/..." comes first by name
-    assert dataset.shape == (3, 32, 32) and dataset.train.integers().dtype == torch.uint8
+    assert dataset.train.shape == (3, 32, 32) and dataset.train.integers().dtype == torch.uint8
 
 
 def test_a_start_lists_the_folder_once(two_classes, monkeypatch):
@@ -307,11 +307,11 @@ def test_a_resize_ratio_is_kept_from_training_to_answers(two_classes):
     data = load(wide, two_classes, quiet)
     whole = load(config(image_size=10, channels=3), two_classes, quiet)
     rows = torch.arange(5)
-    assert data.shape == (3, 8, 8) and facts(wide, two_classes, quiet) == data.facts
+    assert data.train.shape == (3, 8, 8) and facts(wide, two_classes, quiet) == data.facts
     assert torch.equal(data.train.batch(rows), whole.train.batch(rows)[:, :, 1:-1, 1:-1])
     views = Views("crop", 6, 4).of_bits(data.train, rows, torch.arange(30).view(5, 6) * 10**8, torch.device("cpu"))
     assert views.shape == (5, 6, 3, 8, 8) and not torch.equal(views[:, 0], views[:, 5])
-    settings = {"image_size": 8, "channels": 3, "mean": data.mean, "std": data.std}
+    settings = {"image_size": 8, "channels": 3, "mean": data.train.mean, "std": data.train.std}
     files = [two_classes / f"cat/{i:02}.png" for i in range(30)]
     images, _ = decode_files(files, resize_ratio=1.25, **settings)
     scored, _ = labelled_images(two_classes, data.classes, resize_ratio=1.25, report=quiet, **settings)
@@ -332,7 +332,7 @@ def test_how_pictures_become_squares_is_kept_from_training_to_answers_and_much_l
         data = load(own, two_classes, told.append)
         said.append([line for line in told if "that lose more than a third of their area" in line])
     first, files = torch.tensor([0]), [two_classes / "cat/wide-0.png"]
-    settings = {"image_size": 8, "channels": 3, "mean": data.mean, "std": data.std}
+    settings = {"image_size": 8, "channels": 3, "mean": data.train.mean, "std": data.train.std}
     answered = decode_files(files, resize=resize, **settings)[0].batch(first)
     assert any(torch.equal(row, answered[0]) for row in data.train.batch(torch.arange(len(data.train))))
     assert torch.equal(answered, decode_files(files, **settings)[0].batch(first)) == (resize == "crop")

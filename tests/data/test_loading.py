@@ -46,7 +46,7 @@ def test_the_real_files_give_what_the_public_facts_say(name):
     assert (tuning.held_out_name, len(tuning.held_out)) == ("valid", 5_000)
     assert final.held_out.labels.bincount().max() < 12_000 / len(final.classes)
     # The published constants are those of the training images, to the digits that are printed.
-    for channel, (mean, std) in enumerate(zip(final.mean, final.std, strict=True)):
+    for channel, (mean, std) in enumerate(zip(final.train.mean, final.train.std, strict=True)):
         pixels, levels = final.train.integers()[:, channel].numpy().ravel(), np.arange(256) / 255
         counts = np.bincount(pixels, minlength=256) / len(pixels)
         assert abs(counts @ levels - mean) < 1e-4
@@ -147,9 +147,9 @@ def test_every_name_that_a_recipe_may_have_and_no_other_has_public_facts():
 
 def test_what_is_stated_of_a_named_set_must_be_true():
     stated = {"classes": [str(i) for i in range(10)], "image_size": 8, "channels": 1}
-    assert load(DataConfig(name="digits", **stated), None, quiet).shape == (1, 8, 8)
+    assert load(DataConfig(name="digits", **stated), None, quiet).train.shape == (1, 8, 8)
     dataset = load(DataConfig(name="digits", mean=[0.25], std=[0.5]), None, quiet)
-    assert dataset.mean == (0.25,) and dataset.train.batch(torch.arange(9)).max() == (1 - 0.25) / 0.5
+    assert dataset.train.mean == (0.25,) and dataset.train.batch(torch.arange(9)).max() == (1 - 0.25) / 0.5
     for key, value in (("classes", list("abcdefghij")), ("group_by", "(x)"), ("class_proportions", [1.0])):
         refused(f"data.{key}", load, DataConfig(name="digits", **{key: value}), None, quiet)
 
@@ -207,8 +207,8 @@ def test_real_images_are_resized_and_grey_ones_made_colour():
     parsed = parse({"data": {"name": "mnist", "image_size": 64, "channels": 3, "num_examples": 100}})
     dataset = load(parsed.data, root, quiet)
     batch = dataset.train.batch(torch.arange(5))
-    assert dataset.shape == batch.shape[1:] == (3, 64, 64) and dataset.facts.image_size == 64
-    unit = batch * torch.tensor(dataset.std)[:, None, None] + torch.tensor(dataset.mean)[:, None, None]
+    assert dataset.train.shape == batch.shape[1:] == (3, 64, 64) and dataset.facts.image_size == 64
+    unit = batch * torch.tensor(dataset.train.std)[:, None, None] + torch.tensor(dataset.train.mean)[:, None, None]
     assert torch.equal(unit[:, 0], unit[:, 1]) and unit.min() > -1e-5 and unit.max() < 1 + 1e-5
     native = load(parse({"data": {"name": "mnist", "num_examples": 100}}).data, root, quiet)
     smaller = torch.nn.functional.adaptive_avg_pool2d(unit[:, :1], 4)

@@ -101,7 +101,7 @@ def test_images_are_normalised_as_a_library_s_weights_were_made_unless_the_recip
         given = {"name": model, "init_from": start, "pretrained_on": "ImageNet"} if start else {"name": model}
         values = {"data": {"name": "digits", "channels": channels, **data}, "model": given}
         dataset = loading.load_for(config.parse(values), None, said.append)
-        return dataset.mean, dataset.std
+        return dataset.train.mean, dataset.train.std
 
     said = []
     assert scale_of() == IMAGENET

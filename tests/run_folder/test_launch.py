@@ -60,7 +60,7 @@ def test_a_frozen_start_that_wakes_writes_nothing_more(tmp_path, lapses, write, 
         frozen.append(3)
     assert contents(tmp_path / "run") == before
     other.append(released + 1)
-    assert other.ledger.num_releases == 3 + released and other.ledger.lines.releases[-1].launch == 2
+    assert other.ledger.lines.num_releases == 3 + released and other.ledger.lines.releases[-1].launch == 2
 
 
 def test_a_line_that_came_between_counts(tmp_path, lapses):
@@ -73,7 +73,7 @@ def test_a_line_that_came_between_counts(tmp_path, lapses):
         other.append(1)
     other.close()
     third = launch.start(tmp_path / "run", LINE)
-    assert third.ledger.num_releases == 1 and third.checkpoint.num_releases == 0
+    assert third.ledger.lines.num_releases == 1 and third.checkpoint.num_releases == 0
 
 
 def test_a_checkpoint_that_is_being_written_goes_to_no_file_of_the_other_start(tmp_path, lapses):

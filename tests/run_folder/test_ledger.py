@@ -95,7 +95,7 @@ def test_a_failed_append_ends_it_for_this_process_and_the_next_one_sees_what_is_
         with pytest.raises(MachineError, match="was closed"):
             opened.append(3)
         again = Ledger(folder / "ledger.jsonl")
-        assert again.num_releases == count
+        assert again.lines.num_releases == count
         again.append(count + 1)
         assert ledger.read(folder / "ledger.jsonl").num_releases == count + 1
 

@@ -256,7 +256,8 @@ def test_parameters_are_counted_as_training_has_them(name, monkeypatch):
     monkeypatch.setattr(Network, "_require_outputs", lambda self: None)  # they compute images, which takes long
     monkeypatch.setattr(Network, "_cut", lambda self: (self.model, None))
     shape, classes = (facts.channels, facts.image_size, facts.image_size), range(facts.num_classes)
-    real = Network(found, SimpleNamespace(shape=shape, classes=classes), torch.device("cpu")).model
+    dataset = SimpleNamespace(train=SimpleNamespace(shape=shape), classes=classes)
+    real = Network(found, dataset, torch.device("cpu")).model
     count = sum(value.numel() for value in real.parameters() if value.requires_grad)
     assert num_trainable(found.recipe, facts) == count > 0
 

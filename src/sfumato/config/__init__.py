@@ -6,7 +6,6 @@ one; a key left out takes its default here or is filled in by a stated rule when
 the run starts, and the resolved recipe in the run folder holds every value.
 """
 
-import ast
 import difflib
 import functools
 import itertools
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import pydantic
-from pydantic.fields import FieldInfo
 
 from sfumato.config.resolved import FilledPrivacy as FilledPrivacy
 from sfumato.config.resolved import FilledRecipe as FilledRecipe
@@ -217,7 +215,7 @@ def _explain_unknown(path: list[str]) -> str:
     elsewhere = [key for key in known if key.partition(".")[2] == last]  # the right key in a wrong section
     if last in _MEANT and not elsewhere:
         return f"{what}. {_MEANT[last]} is meant, it seems; `sfumato keys` names all."
-    beside = [key for key in known if key.startswith(f"{path[0]}.")] if path[1:] else list(_sections())
+    beside = [key for key in known if key.startswith(f"{path[0]}.")] if path[1:] else list(_kinds())
     return f"{what}. {nearest(name, elsewhere or beside)}"
 
 
@@ -247,26 +245,14 @@ def explained(asked: str | None = None) -> list[dict[str, Any]]:
     """
     if asked is not None and asked not in known_keys():
         raise InputError(_explain_unknown(asked.split(".")))
-    rows, told = [], _told_below_fields()
+    rows = []
     for name, kind in _kinds().items():
         for key, field in kind.model_fields.items():
             default = None if field.is_required() else field.get_default(call_default_factory=True)
-            means = " ".join(told.get((kind.__name__, key), "").split())
+            means = " ".join((field.description or "").split())
             row = {"key": f"{name}.{key}", "type": _in_words(field.annotation), "default": default, "means": means}
             rows.append(row)
     return [row for row in rows if asked in (None, row["key"], str(row["key"]).partition(".")[0])]
-
-
-def _told_below_fields() -> dict[tuple[str, str], str]:
-    """What stands below each field of each section's class."""
-    tree = ast.parse(Path(__file__).with_name("sections.py").read_text(encoding="utf-8"))
-    return {
-        (node.name, ast.unparse(field.target)): ast.literal_eval(below.value)
-        for node in tree.body
-        if isinstance(node, ast.ClassDef)
-        for field, below in itertools.pairwise(node.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr)
-    }
 
 
 def _in_words(kind: Any) -> str:
@@ -289,9 +275,8 @@ def _in_words(kind: Any) -> str:
 
 def known_keys() -> list[str]:
     """Every section, and every "section.key"."""
-    return [
-        name for section, fields in _sections().items() for name in (section, *(f"{section}.{key}" for key in fields))
-    ]
+    keys = ((section, *(f"{section}.{key}" for key in kind.model_fields)) for section, kind in _kinds().items())
+    return list(itertools.chain.from_iterable(keys))
 
 
 def releasing_keys(recipe: Recipe) -> dict[str, Any]:
@@ -304,8 +289,8 @@ def releasing_keys(recipe: Recipe) -> dict[str, Any]:
 def changes_no_result(key: str) -> bool:
     """Whether a "section.key" is marked `MayChange`."""
     section, _, name = key.partition(".")
-    field = _sections().get(section, {}).get(name)
-    return field is not None and MayChange() in field.metadata
+    kind = _kinds().get(section)
+    return kind is not None and name in kind.model_fields and MayChange() in kind.model_fields[name].metadata
 
 
 @functools.cache
@@ -313,8 +298,3 @@ def _kinds() -> dict[str, type[Section]]:
     """The class of each section."""
     kinds = {name: get_args(field.annotation) or (field.annotation,) for name, field in Recipe.model_fields.items()}
     return {name: next(kind for kind in options if issubclass(kind, Section)) for name, options in kinds.items()}
-
-
-def _sections() -> dict[str, dict[str, FieldInfo]]:
-    """The fields of each section."""
-    return {name: dict(kind.model_fields) for name, kind in _kinds().items()}

@@ -28,9 +28,11 @@ class MayChange:
 
 
 class Section(pydantic.BaseModel):
-    """One section of a recipe: immutable, and closed to unknown keys."""
+    """One section of a recipe: immutable, and closed to unknown keys. What stands below a key is its description."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=False, validate_default=True)
+    model_config = pydantic.ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True
+    )
 
 
 class DataConfig(Section):
@@ -172,13 +174,9 @@ class ModelConfig(Section):
             raise InputError(self.missing_weights)
 
     @pydantic.model_validator(mode="after")
-    def _know_what_has_a_rank(self) -> "ModelConfig":
+    def _refuse_what_does_not_go_together(self) -> "ModelConfig":
         if self.lora_rank is not None and self.trainable != "lora":
             raise InputError('model.lora_rank is for model.trainable = "lora". Leave it out, or set that.')
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _name_what_is_not_covered(self) -> "ModelConfig":
         if self.init_from is not None and self.pretrained_on is None:
             raise InputError(
                 "model.init_from names weights that others made, and no budget covers the images behind them: say in "
@@ -305,7 +303,7 @@ class OptimizerConfig(Section):
     """Ordinary training only: bound on the norm of the batch's mean gradient, which is then divided by it."""
 
     @pydantic.model_validator(mode="after")
-    def _refuse_what_the_optimizer_lacks(self) -> "OptimizerConfig":
+    def _refuse_what_does_not_go_together(self) -> "OptimizerConfig":
         foreign, owner = ("momentum", "dampening", "nesterov"), "sgd"
         if self.name == "sgd":
             foreign, owner = ("beta1", "beta2", "adam_epsilon"), "adam"
@@ -320,10 +318,6 @@ class OptimizerConfig(Section):
                 "optimizer.nesterov = true needs optimizer.momentum above 0 and optimizer.dampening = 0. Set these, or "
                 "take nesterov out."
             )
-        return self
-
-    @pydantic.model_validator(mode="after")
-    def _know_when_the_rate_falls(self) -> "OptimizerConfig":
         if (self.schedule == "step") != (self.milestones is not None):
             raise InputError('optimizer.schedule = "step" and optimizer.milestones go together. Give both, or neither.')
         if self.milestones is not None and sorted(set(self.milestones)) != self.milestones:

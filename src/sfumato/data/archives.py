@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sfumato.data import dicom, store
-from sfumato.data.listing import EXTENSIONS, PART_MEANT, ImageFile, is_left_out, is_note, stamp_of, words_of
+from sfumato.data.listing import EXTENSIONS, PART_MEANT, ImageFile, is_left_out, is_note, part_said, stamp_of
 from sfumato.data.store import Report
 from sfumato.errors import InputError, refusing
 
@@ -131,19 +131,13 @@ def _row(
     parts = {PART_MEANT[folder.casefold()] for folder in above if folder.casefold() in PART_MEANT}
     if len(parts) > 1:
         raise InputError(f"{path}: {name} lies in folders of two parts. Leave one of them out.")
-    part, of_archive = "".join(parts), part_of(path)
+    part, of_archive = "".join(parts), part_said(path.stem)
     if of_archive and part and of_archive != part:
         named = f"the archive is named for {of_archive}. Rename the archive, or the folder."
         raise InputError(f"{path}: {name} lies in {part}/, and {named}")
     hashed = unicodedata.normalize("NFC", f"{path.stem}/{name}")
     row = {"name": hashed + suffix, "hashed": hashed, "span": span, "label": label}
     return row | {"group": group or None, "part": of_archive or part or None}
-
-
-def part_of(path: Path) -> str:
-    """The part that one word of a shard's name says; "" where none does."""
-    parts = {PART_MEANT[word] for word in words_of(path.stem) if word in PART_MEANT}
-    return parts.pop() if len(parts) == 1 else ""
 
 
 def files_of(tar: tarfile.TarFile, where: str, most_bytes: int = _MOST_BYTES) -> Iterator[tarfile.TarInfo]:
@@ -249,15 +243,13 @@ def _example(path: Path, name: PurePosixPath, told: Sequence[dict[str, str]], sp
         found[column] = "".join(values)
     above = [folder for folder in name.parts[:-1] if folder not in ("/", "..")]
     label = found["label"]
-    if not label and not above:
-        raise InputError(f'{where} has no label. Add a .cls, a "label" in a .json, or a folder of its class.')
-    label = label or _as_text(where, "label", above.pop())
-    if (
-        not found["label"]
-        and label.casefold() in PART_MEANT
-        and not any(each.casefold() in PART_MEANT for each in above)
-    ):
-        raise InputError(f"{where} lies in {label}/, which is a part or a class. Put it into a folder of its class.")
+    if not label:
+        if not above:
+            raise InputError(f'{where} has no label. Add a .cls, a "label" in a .json, or a folder of its class.')
+        label = _as_text(where, "label", above.pop())
+        if label.casefold() in PART_MEANT and not any(each.casefold() in PART_MEANT for each in above):
+            what = f"{where} lies in {label}/, which is a part or a class"
+            raise InputError(f"{what}. Put it into a folder of its class.")
     return _row(path, str(name.with_suffix("")), name.suffix.lower(), label, found["group"], above, span)
 
 

@@ -125,8 +125,7 @@ def _from_store(
     def fill(part: Path) -> None:
         store.write(part / _FILES, json.dumps(entries))
         shape, dtype = (channels, size, size), stored_type(channels)
-        kept = ((), np.dtype(np.float32))
-        columns = {"values": (shape, dtype), "digests": ((32,), np.dtype(np.uint8)), "kept": kept}
+        columns = {"values": (shape, dtype), "digests": ((32,), np.dtype(np.uint8)), "kept": ((), np.dtype(np.float32))}
         new = store.Filling(part, len(files), columns)
         before, known = slot / store.MADE, {}
         older = store.read(before) if store.settings_of(before) else None

@@ -81,34 +81,11 @@ class Dataset:
         return files if files.readable.all() else files.subset(files.readable.nonzero().flatten().tolist())
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """(channels, height, width)."""
-        return self.train.shape
-
-    @property
-    def channels(self) -> int:
-        return self.shape[0]
-
-    @property
-    def image_size(self) -> int:
-        """Height and width in pixels."""
-        return self.shape[1]
-
-    @property
     def facts(self) -> Facts:
         """What every default and every epsilon depend on."""
-        people = None if self.train.groups is None else len(set(self.train.groups))
-        return Facts(
-            len(self.train), len(self.classes), self.image_size, self.channels, people, self.train.labels.ndim == 2
-        )
-
-    @property
-    def mean(self) -> tuple[float, ...]:
-        return self.train.mean
-
-    @property
-    def std(self) -> tuple[float, ...]:
-        return self.train.std
+        (channels, size, _), train = self.train.shape, self.train
+        people = None if train.groups is None else len(set(train.groups))
+        return Facts(len(train), len(self.classes), size, channels, people, train.labels.ndim == 2)
 
 
 def dataset_digest(dataset: Dataset) -> str:

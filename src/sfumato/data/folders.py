@@ -81,11 +81,8 @@ class Listing:
         channels, half = config.channels or DEFAULT_CHANNELS, (0.5,)
         self.scale = normalisation(config.mean, config.std, channels, default=(half * channels, half * channels))
         size = config.image_size or DEFAULT_IMAGE_SIZE
-        self._given: decoding.Decoded | None = None
-        if given is None:
-            files = list_images(config, root, report)
-        else:
-            files, self._given = given.read(config, size, channels)
+        self._given: decoding.Decoded | None
+        files, self._given = given.read(config, size, channels) if given else (list_images(config, root, report), None)
         self.files = with_groups(config, files, root, report)
         self.classes = classes_of(config, root, self.files)
         check_proportions(config, len(self.classes))
@@ -319,11 +316,10 @@ def labelled_objects(given: Any, classes: Sequence[str], several: bool, **prepro
     resizing = {key: preprocessing[key] for key in ("resize_ratio", "resize")}
     config = DataConfig(name="folder", classes=list(classes), task="multilabel" if several else "classes", **resizing)
     files, decoded = Given(given).read(config, size, channels)
-    groups = [file.group for file in files if file.group]
     for file, reason in zip(files, decoded.reasons, strict=True):
         if reason is not None:
             raise InputError(f"{file.name} cannot be read: {reason}. Leave it out.")
-    own = groups if len(groups) == len(files) else None
+    own = [str(file.group) for file in files] if all(file.group for file in files) else None
     images = decoded.seen(size, (tuple(mean), tuple(std)), _labels(files, classes), own)
     _refuse_unknown(images, "these images")
     return images

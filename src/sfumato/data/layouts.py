@@ -67,14 +67,12 @@ def list_images(
     else:
         found = find_files(root, config.exclude, config.tables, must_name=needs_train)
         if found.notes:
-            more = f" and {len(found.notes) - 3} more" if len(found.notes) > 3 else ""
-            report(f"passed over: {', '.join(found.notes[:3])}{more}")
+            report(f"passed over: {proposals.listed(found.notes)}")
         if found.others and (found.tables or config.layout is not None):  # how to read it is said already
             leaving = proposals.leaving_out(proposals.patterns(found.others), found)
             raise InputError(f"{_beside(root, found)} Take them out, or: {leaving}")
-        if not found.tables and (table := tables.other_table(root, found)) is not None:
-            raise InputError(table)
         if not found.tables:
+            tables.refuse_other_tables(root, found)
             try:
                 files = _of_folders(root, found, config, listed, needs_train=needs_train)
                 _refuse_copies_and_other_classes(root, found, files, report)
@@ -90,10 +88,8 @@ def list_images(
                 if needs_train:
                     remedy = proposals.remedies(root, found, misread.remedy, has_layout=config.layout is not None)
                 raise InputError(f"{misread.what} {remedy}") from None
-        source, files = (
-            found.tables[0],
-            tables.read_labels(root, found, report, classes=listed, task=config.task, needs_train=needs_train),
-        )
+        source = found.tables[0]
+        files = tables.read_labels(root, found, report, classes=listed, task=config.task, needs_train=needs_train)
     if listed is None:
         labels = sorted({item.label for item in files})
         shown = ", ".join(map(repr, labels[:MOST_NAMED])) + (", ..." if len(labels) > MOST_NAMED else "")
@@ -111,17 +107,16 @@ def _of_folders(
     """Of the layouts `<class>/*` and `{train,valid,test}/<class>/*`, or of that which `data.layout` states."""
     if found.others:
         raise _beside(root, found)
-    if config.layout is None:
+    layout, parts = config.layout, dict[str, str]()
+    if layout is None:
         top = sorted(name for name in found.folders if "/" not in name)
         parts = parts_of(root, [file.name for file in found.images], top, classes, needs_train=needs_train)
-        steps = ["{part}", "{class}"] if parts else ["{class}"]
-    else:
-        steps = config.layout.split("/")
-    pattern, files = _pattern(steps), []
+        layout = "{part}/{class}" if parts else "{class}"
+    pattern, files = _pattern(layout), []
     for file in found.images:
         match = pattern.fullmatch(file.name.rpartition("/")[0])
         said = match.groupdict() if match else {}
-        if not said or (classes is not None and said["klass"] not in classes):
+        if not said or (classes is not None and said["class"] not in classes):
             where = "directly in a class folder, below the folder or below a part"
             where = where if config.layout is None else f"as data.layout = {config.layout!r} says"
             where = f"in a folder of the classes {', '.join(classes)}" if classes is not None and match else where
@@ -129,14 +124,14 @@ def _of_folders(
         part = said.get("part") and (parts[said["part"]] if config.layout is None else part_said(said["part"]))
         if "part" in said and part is None:
             raise Misread(f"{file.path}: {said['part']}/ is none of train, valid, test.", "Rename the folder.")
-        files.append(dataclasses.replace(file, label=said["klass"], part=part, group=said.get("group")))
+        files.append(dataclasses.replace(file, label=said["class"], part=part, group=said.get("group")))
     if config.layout is None and classes is None and proposals.are_numbered(sorted({item.label for item in files})):
         what = f"{root}: folders that differ by a number alone ({files[0].label}) are parts, folds or people, it seems."
         raise Misread(what, "If they are classes, list them in data.classes; else write labels.csv (file, label).")
     used = {item.label for item in files}
     for folder in sorted(found.folders):
         match = pattern.fullmatch(folder)
-        if match and match["klass"] not in used:
+        if match and match["class"] not in used:
             raise InputError(f"{root / folder} holds no image. Put images of the class there, or take the folder away.")
     return files
 
@@ -170,11 +165,10 @@ def _beside(root: Path, found: Found) -> Misread:
     return Misread(f"{root / found.others[0]} is of no known kind of image ({', '.join(EXTENSIONS)}){more}.")
 
 
-def _pattern(steps: Sequence[str]) -> re.Pattern[str]:
+def _pattern(layout: str) -> re.Pattern[str]:
     """What a layout says of a folder's path."""
-    kinds = {"{class}": "(?P<klass>[^/]+?)", "{part}": "(?P<part>[^/]+?)", "{group}": "(?P<group>[^/]+?)", "*": "[^/]*"}
-    words = (re.split(r"(\{class\}|\{part\}|\{group\}|\*)", step) for step in steps)
-    return re.compile("/".join("".join(kinds.get(word, re.escape(word)) for word in step) for step in words))
+    named = re.sub(r"\\\{(class|part|group)\\\}", r"(?P<\1>[^/]+?)", re.escape(layout))
+    return re.compile(named.replace(r"\*", "[^/]*"))
 
 
 def with_groups(config: DataConfig, files: Sequence[ImageFile], root: Path, report: Report) -> list[ImageFile]:
@@ -238,8 +232,7 @@ def classes_of(config: DataConfig, root: Path, files: Sequence[ImageFile]) -> tu
         inner = sorted({item.name.split("/")[1] for item in files if item.name.count("/") >= 2})
         deeper = f", or name {root / classes[0]} if {', '.join(inner[:3])} in it are the classes" if inner[1:] else ""
         raise InputError(f"there must be two classes or more, not {len(classes)} ({named}). Add others{deeper}.")
-    several = [item.findings is not None for item in files]
-    if config.task == "multilabel" and not all(several):
+    if config.task == "multilabel" and any(item.findings is None for item in files):
         raise InputError('data.task = "multilabel" needs a table of labels, labels.csv. Write one, or leave it out.')
     for item in files:
         if item.findings is None and item.label not in classes:
@@ -312,18 +305,15 @@ def split(files: Sequence[ImageFile], which: Literal["train", "train+valid"]) ->
         InputError: If a group would have images on both sides.
     """
     given, valid_alone = {item.part for item in files}, holds_out_valid_alone(files)
+    sets_apart = which == "train" or valid_alone
     parts: dict[Part, list[int]] = {"train": [], "valid": [], "test": []}
     sides: dict[str, tuple[Part, ImageFile]] = {}
     both: dict[str, str] = {}
     for place, item in enumerate(files):
         name = item.group or item.hashed or item.name
-        part: Part = "train"
-        if valid_alone:
-            part = "valid" if item.part == "valid" else "train"
-        elif item.part == "test" if "test" in given else is_held_out("test", name):
-            part = "test"
-        elif which == "train" and (item.part == "valid" if "valid" in given else is_held_out("valid", name)):
-            part = "valid"
+        is_test = not valid_alone and (item.part == "test" if "test" in given else is_held_out("test", name))
+        is_valid = sets_apart and (item.part == "valid" if "valid" in given else is_held_out("valid", name))
+        part: Part = "test" if is_test else "valid" if is_valid else "train"
         if item.group is not None:
             other, first = sides.setdefault(item.group, (part, item))
             if other != part:

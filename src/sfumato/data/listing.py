@@ -176,8 +176,6 @@ def excluded(path: str, exclude: Sequence[str], used: set[str]) -> bool:
     """Whether a pattern names a path, a folder's with a slash at its end; those that do are added to `used`. `*` stands
     for slashes too; a pattern without a slash names files and folders anywhere.
     """
-    if not exclude:
-        return False
     last, inside = path.rstrip("/").rpartition("/")[2], path + "*" * path.endswith("/")
     named = [pattern for pattern in exclude if fnmatchcase(inside if "/" in pattern else last, pattern)]
     used.update(named)

@@ -88,22 +88,21 @@ class Given:
         files: list[ImageFile] = []
         found: list[Decoded] = []
         for part in self._parts:
-            pictures: list[Picture] = []
-            for index in range(len(part.items)):
-                item, (image, label, *group) = f"{part.name}[{index}]", part[index]
-                if config.group_by is not None and not group:
-                    raise InputError(f"{item} does not say whose it is. Give (image, label, group) of each.")
-                if config.task == "multilabel":
-                    said: dict[str, Any] = {"findings": part.findings(label, classes, item)}
-                else:
-                    said = {"label": part.class_of(label, classes, item)}
-                whose = as_text(item, "group", np.asarray(group[0]).tolist()) if group else None
-                said |= {"part": None if part.name == "data" else "test", "group": whose}
-                files.append(ImageFile(Path(item), item, (0, 0, 0), **said))
-                pictures.append(Picture(image, item))
-                if len(pictures) == _PART or index == len(part.items) - 1:
-                    found.append(decode_images(pictures, **how, resize=config.resize))
-                    pictures.clear()
+            for start in range(0, part.count, _PART):
+                pictures: list[Picture] = []
+                for index in range(start, min(start + _PART, part.count)):
+                    item, (image, label, *group) = f"{part.name}[{index}]", part[index]
+                    if config.group_by is not None and not group:
+                        raise InputError(f"{item} does not say whose it is. Give (image, label, group) of each.")
+                    if config.task == "multilabel":
+                        said: dict[str, Any] = {"findings": part.findings(label, classes, item)}
+                    else:
+                        said = {"label": part.class_of(label, classes, item)}
+                    whose = as_text(item, "group", np.asarray(group[0]).tolist()) if group else None
+                    said |= {"part": None if part.name == "data" else "test", "group": whose}
+                    files.append(ImageFile(Path(item), item, (0, 0, 0), **said))
+                    pictures.append(Picture(image, item))
+                found.append(decode_images(pictures, **how, resize=config.resize))
         rows, kept = torch.cat([each.images for each in found]), np.concatenate([each.kept for each in found])
         return files, Decoded(rows, [reason for each in found for reason in each.reasons], kept)
 
@@ -113,22 +112,24 @@ class _Part:
 
     Attributes:
         name: "data" or "test".
-        items: What has a length, and gives an item by its index.
+        count: How many items it has.
         classes: As the object names them, in the order of its numbers; None where it names none.
     """
 
     def __init__(self, given: Any, name: str) -> None:
         self.name, self._columns, self._has_numbers = name, list[str](), False
         self.classes: list[str] | None = None
+        self._items: Any = given
         if isinstance(given, Mapping) or not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
             raise InputError(f"{name} of type {type(given).__name__} is no data set: {_KINDS}.")
-        self.items: Any = given
+        self._arrays, self.count = list[Any](), len(given)
         if isinstance(given, tuple) and len(given) in (2, 3) and all(hasattr(each, "__len__") for each in given):
             if len(set(map(len, given))) > 1:
                 counts = ", ".join(f"{len(each)} {what}" for each, what in zip(given, _COLUMNS, strict=False))
                 raise InputError(f"{name} has {counts}. Give one for each.")
-            self.items = _Arrays([each.to_numpy() if hasattr(each, "to_numpy") else each for each in given])
-        if not len(self.items):
+            self._arrays = [each.to_numpy() if hasattr(each, "to_numpy") else each for each in given]
+            self.count = len(given[0])
+        if not self.count:
             raise InputError(f"{name} holds no image. Give some.")
         stated, names = getattr(given, "classes", None), getattr(given, "column_names", None)
         if isinstance(names, list):  # Hugging Face's
@@ -145,7 +146,7 @@ class _Part:
 
     def __getitem__(self, index: int) -> Sequence[Any]:
         try:
-            item = self.items[index]
+            item: Any = tuple(array[index] for array in self._arrays) or self._items[index]
         except KeyError as error:
             raise InputError(f"{self.name} gives nothing for the index {index}: {_KINDS}.") from error
         if self._columns:
@@ -186,14 +187,3 @@ class _Part:
             f"{item} has the label {reprlib.repr(label)}, which is no class: there are {', '.join(classes)}. Give a "
             f"name of these, or a number from 0 to {len(own) - 1}."
         )
-
-
-class _Arrays:
-    def __init__(self, columns: Sequence[Any]) -> None:
-        self._columns = columns
-
-    def __len__(self) -> int:
-        return len(self._columns[0])
-
-    def __getitem__(self, index: int) -> tuple[Any, ...]:
-        return tuple(column[index] for column in self._columns)

@@ -151,8 +151,7 @@ def _refuse_layout(image: Any) -> None:
     bits = tags.get(_TIFF_BITS_PER_SAMPLE, (1,))[0]
     if bits <= 16 and set(tags.get(_TIFF_SAMPLE_FORMAT, (1,))) == {2}:
         raise InputError("it is a TIFF of signed samples: save them unsigned")
-    is_planar = tags.get(_TIFF_PLANES, 1) == 2 and tags.get(_TIFF_SAMPLES, 1) > 1
-    if is_planar and bits > 8:
+    if bits > 8 and tags.get(_TIFF_PLANES, 1) == 2 and tags.get(_TIFF_SAMPLES, 1) > 1:
         raise InputError("it is a TIFF of 16 bits with a plane for each colour: save the colours of a pixel together")
     for page in range(image.n_frames):
         image.seek(page)
@@ -250,10 +249,9 @@ def _resize(image: Any, image_size: int, how: Resize) -> Any:
 
     if how == "crop":  # first: what `resize` makes of a box differs between versions of Pillow
         image = _centre(image, min(image.size))
-    size = (image_size, image_size)
+    size: tuple[int, ...] = (image_size, image_size)
     if how == "pad":
-        width, height = (max(1, round(image_size * side / max(image.size))) for side in image.size)
-        size = width, height
+        size = tuple(max(1, round(image_size * side / max(image.size))) for side in image.size)
     return _centre(image.resize(size, Image.Resampling.BICUBIC, reducing_gap=3.0), image_size)
 
 

@@ -37,10 +37,6 @@ class Folder:
     inner: dict[str, "Folder"] = dataclasses.field(default_factory=dict)
 
     @property
-    def stems(self) -> set[str]:
-        return self.own.union(*(folder.stems for folder in self.inner.values()))
-
-    @property
     def depths(self) -> set[int]:
         """How many folders deep images lie."""
         own = {0} if self.own else set[int]()
@@ -102,9 +98,7 @@ def readings(folder: Folder) -> list[Reading]:
     if len(classes) > 1 and not are_numbered(classes):
         outside = [f"{name}/{deeper}/*" for name in classes for deeper in inner[name].inner]
         return [Reading(("{class}",), exclude=(*outside, *(f"{name}/*" for name in inner if name not in classes)))]
-    if classes:
-        return _below(inner)
-    return list(_of_folders(folder)) or _below(inner)
+    return ([] if classes else list(_of_folders(folder))) or _below(inner)
 
 
 def are_numbered(names: Sequence[str]) -> bool:
@@ -115,11 +109,10 @@ def are_numbered(names: Sequence[str]) -> bool:
 
 def _below(inner: dict[str, Folder]) -> list[Reading]:
     """Of folders each by itself, one to be taken."""
-    found = {name: readings(each)[:1] for name, each in inner.items()}
     return [
         dataclasses.replace(reading.below(name), given=f"for {name}/ alone")
-        for name, each in found.items()
-        for reading in each
+        for name, each in inner.items()
+        for reading in readings(each)[:1]
     ]
 
 
@@ -147,8 +140,7 @@ def _of_folders(folder: Folder) -> Iterator[Reading]:
     held = [set(each.inner) for each in inner.values()]
     shared, every = set.intersection(*held), set[str]().union(*held)
     of_outer, of_inner = f"if {listed(inner)} are the classes", f"if {listed(every)} are the classes"
-    first = next(iter(inner.values()))
-    beside = [each.stems for each in first.inner.values()]
+    beside = [each.own for each in next(iter(inner.values())).inner.values()]
     kinds = {word for name in shared for word in words_of(name)}
     are_classes = not are_numbered(list(inner))
     outer = [Reading(("{class}", *["*"] * (depth - 1)), given=of_outer)] if are_classes else []
@@ -206,10 +198,9 @@ def _of_no_image(root: Path, others: Sequence[str]) -> str:
     """What to say of a folder without an image."""
     archives = sorted({str((root / name).parent) for name in others if name.endswith((".tar", ".parquet"))})
     if archives:
+        flat = f"Archives are read where they lie flat in one folder: --data-root {shlex.quote(archives[0])}"
         more = f"; parts by their names, as train-000000.tar (here they lie in {len(archives)} folders)"
-        return f"Archives are read where they lie flat in one folder: --data-root {shlex.quote(archives[0])}" + (
-            more if archives[1:] else ""
-        )
+        return flat + more if archives[1:] else flat
     dicom = [name for name in others if PurePosixPath(name).suffix.lower() in DICOM]
     if dicom:
         refuse_kind(root / dicom[0])
@@ -307,11 +298,10 @@ def taken_twice(names: Iterable[str]) -> tuple[str, str, list[str], bool] | None
 def shown(root: Path, found: Found) -> Iterator[str]:
     """A few lines: which folders hold how many images, and which other files lie beside."""
     counts = Counter(file.name.rpartition("/")[0] for file in found.images)
-    for number, (folder, count) in enumerate(sorted(counts.items())):
-        if number == _MOST_LINES:
-            yield f"  ... and {len(counts) - number} more folders"
-            break
+    for folder, count in sorted(counts.items())[:_MOST_LINES]:
         yield f"  {root / folder}: {count} image{'s' if count > 1 else ''}"
+    if len(counts) > _MOST_LINES:
+        yield f"  ... and {len(counts) - _MOST_LINES} more folders"
     if found.others:
         yield f"  beside them: {listed(found.others)}"
 

@@ -29,12 +29,10 @@ def poisson_batch(mechanism: Mechanism, stream: Stream) -> np.ndarray:
     """
     if mechanism.sampling != "poisson":
         raise InputError('a Poisson batch is none of a mechanism with shuffled batches. State sampling = "poisson".')
-    # Integers, since q times 2^64 in floating point could round above q.
-    threshold = (mechanism.batch_size << 64) // mechanism.num_examples
-    words = stream.uint64(mechanism.num_examples)
-    if threshold >= 1 << 64:
-        return np.arange(mechanism.num_examples)
-    return np.flatnonzero(words < np.uint64(threshold))
+    # Integers, since q times 2^64 in floating point could round above q. Up to the largest word that counts: at q = 1
+    # it is 2^64 - 1, and all do.
+    largest = (mechanism.batch_size << 64) // mechanism.num_examples - 1
+    return np.flatnonzero(stream.uint64(mechanism.num_examples) <= np.uint64(largest))
 
 
 class Shuffling:

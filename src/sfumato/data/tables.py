@@ -155,34 +155,31 @@ def _ends(path: str) -> list[str]:
     return ["/".join(parts[start:]) for start in range(len(parts))]
 
 
-def _column_of_files(header: Sequence[str], lines: Sequence[tuple[int, dict[str, Any]]]) -> str | None:
-    """The first column of which every cell names an image by its ending."""
-    for name in header:
-        if lines and all(_text(cells.get(name)).lower().endswith(EXTENSIONS) for _, cells in lines):
-            return name
-    return None
+def _columns(header: Sequence[str], lines: Sequence[tuple[int, dict[str, Any]]]) -> tuple[str | None, str]:
+    """The first column of which every cell names an image by its ending, and the one whose name has "label" in it."""
+    texts = {name: [_text(cells.get(name)).lower() for _, cells in lines] for name in header}
+    files = (name for name, each in texts.items() if each and all(text.endswith(EXTENSIONS) for text in each))
+    labels = [name for name in header if "label" in name.casefold()]
+    return next(files, None), labels[0] if len(labels) == 1 else "label"
 
 
-def _column_of_labels(header: Sequence[str]) -> str:
-    """The one column whose name has "label" in it."""
-    named = [name for name in header if "label" in name.casefold()]
-    return named[0] if len(named) == 1 else "label"
+def refuse_other_tables(root: Path, found: Found) -> None:
+    """Refuses tables of labels that have names of their own, with all that would read them. Classes are shown to the
+    owner, who states those that may be known.
 
-
-def other_table(root: Path, found: Found) -> str | None:
-    """What to say of tables of labels that have names of their own, with all that would read them; None: there is none.
-    Classes are shown to the owner, who states those that may be known.
+    Raises:
+        InputError: If there is such a table.
     """
     by_end, named, classes, has_signs = names_by_end([file.name for file in found.images]), [], dict[str, None](), False
     for name in found.others:
         if not name.lower().endswith((".csv", ".tsv")):
             continue
         header, lines = _read(root / name)
-        column = _column_of_files(header, lines)
+        column, of_labels = _columns(header, lines)
         if column is None or not any(_found(_text(cells[column]), by_end) for _, cells in lines):
             continue
         each = [other for other in header if all(_text(cells.get(other)) in _FINDINGS for _, cells in lines)]
-        stated = [cell for _, cells in lines for cell in [_text(cells.get(_column_of_labels(header)))] if cell]
+        stated = {_text(cells.get(of_labels)) for _, cells in lines} - {""}
         if len(each) < 2 and not stated:
             continue
         named.append(name)
@@ -191,12 +188,12 @@ def other_table(root: Path, found: Found) -> str | None:
             each = sorted({part.strip() for cell in stated for part in re.split("[|;]", cell)} - {"", _NONE})
         classes |= dict.fromkeys(each)
     if not named:
-        return None
+        return
     others = [name for name in found.others if name not in named]
     settings = [f"data.tables={json.dumps(named)}", f"data.classes={json.dumps(list(classes), ensure_ascii=False)}"]
     settings += ["data.task=multilabel"] if has_signs else []
     settings += [f"data.exclude={json.dumps([*found.exclude, *patterns(others)])}"] if others else []
-    return (
+    raise InputError(
         f"{root / named[0]} seems to give labels. Classes are published, so state those that may be known; as it is: "
         + " ".join(f"--set {shlex.quote(setting)}" for setting in settings)
     )
@@ -229,9 +226,8 @@ def _rows(
     findings and several labels may be empty.
     """
     header, lines = _read(table)
-    file, label = FILE_COLUMNS.get(table.name) or "", "label"
-    if not file:
-        file, label = _column_of_files(header, lines) or "file", _column_of_labels(header)
+    named, label = (FILE_COLUMNS[table.name], "label") if table.name in FILE_COLUMNS else _columns(header, lines)
+    file = named or "file"
     is_meant = task == "multilabel" or (task is None and label not in header)
     has_findings = is_meant and bool(classes) and set(classes) <= set(header)
     columns = {file: file} | ({name: name for name in classes} if has_findings else {"label": label})

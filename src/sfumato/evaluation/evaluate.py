@@ -11,10 +11,9 @@ import numpy as np
 
 from sfumato.config import Recipe
 from sfumato.data import loading, tables
-from sfumato.data.archives import part_of
 from sfumato.data.folders import labelled_images, labelled_objects
 from sfumato.data.images import ImageSet
-from sfumato.data.listing import PART_MEANT
+from sfumato.data.listing import PART_MEANT, part_said
 from sfumato.data.views import Views
 from sfumato.errors import InputError
 from sfumato.evaluation import calibration
@@ -224,7 +223,7 @@ def _held_out(
             )
         data = data.model_copy(update={"classes": list(trained.classes), "path": str(root)})
     dataset = loading.load_for(trained.recipe.model_copy(update={"data": data}), root, report)
-    if (len(dataset.classes), dataset.shape) != (len(trained.classes), trained.shape):
+    if (len(dataset.classes), dataset.train.shape) != (len(trained.classes), trained.shape):
         raise InputError(
             f"{folder} judges other images or classes than data set {data.name} has. Give a run that was trained on it."
         )
@@ -257,7 +256,7 @@ def _trained_on(folder_of_images: Any, folder: Path, recipe: Recipe) -> str | No
     inside = images.relative_to(root).parts if images.is_relative_to(root) else ()
     part = PART_MEANT.get(inside[0].casefold(), "") if inside else ""
     if images.is_file():  # a shard of a folder of archives
-        part = part or part_of(images)
+        part = part or part_said(images.stem) or ""
     has_scored = recipe.privacy is not None and recipe.privacy.score_noise is not None
     if part == "test" or (part == "valid" and recipe.data.split == "train" and not has_scored):
         return None

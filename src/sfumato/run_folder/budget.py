@@ -216,7 +216,7 @@ def give_back(path: Path, run: ledger.Ledger) -> None:
     """Gives a plan back whose run has released nothing, while the caller holds its ledger. Whoever goes on with the run
     reserves it anew, before its first release.
     """
-    assert not run.num_releases, "what was released stays reserved, the whole plan"
+    assert not run.lines.num_releases, "what was released stays reserved, the whole plan"
     with _held(path) as (budget, append):
         if run.lines.run.run_id in budget.reserved:
             append(ReturnedLine(run_id=run.lines.run.run_id))

@@ -1,6 +1,5 @@
 """privacy.json: what a run claims, and what it does not."""
 
-import dataclasses
 from typing import Any, Literal, TypeVar
 
 from sfumato.config import ResolvedRecipe
@@ -81,12 +80,10 @@ def certificate(
         public: What is taken to be public about the images.
         counts: From `counted`; and ``budget``, what `Launch.reserve` found.
     """
-    privacy = plan.recipe.privacy
     return Certificate(
         **dict(whole),
         status=status,
         **counts,
-        clipping_norm=privacy.clipping_norm if privacy else None,
         public_inputs=public,
         precision=plan.recipe.training.precision,
         not_covered=not_covered(plan, has_budget=counts.get("budget") is not None),
@@ -102,16 +99,14 @@ def counted(lines: Lines, step: int, epsilon_so_far: float | None, sha256: str) 
         epsilon_so_far: Of what the ledger counts, or an upper bound.
         sha256: Of the ledger's lines.
     """
-    mechanism = dataclasses.asdict(lines.run.mechanism)
-    del mechanism["images_per_unit"]
+    of_plan = ("run_id", "num_examples", "batch_size", "noise_multiplier", "num_steps", "sampling", "clipping_norm")
     return {
-        **mechanism,
+        **pick(lines.run, *of_plan),
         "format_version": FORMAT_VERSION,
         "sampling_prob": lines.run.mechanism.sampling_prob,
         "num_lost": lines.num_releases - step,
         "num_applied": step,
         "epsilon_so_far": epsilon_so_far,
-        "run_id": lines.run.run_id,
         "ledger_lines": lines.count,
         "ledger_sha256": sha256,
     }
@@ -147,13 +142,11 @@ def repeated(kind: type[Repeats], certificate: Certificate) -> Repeats:
 def public_inputs(plan: Plan, dataset: Dataset, fitted: Fitted | None) -> PublicInputs:
     """What the guarantee takes to be known to everybody; `fitted`: how given weights met the network."""
     return PublicInputs(
-        num_examples=len(dataset.train),
-        num_people=dataset.facts.num_people,
+        **pick(dataset.facts, "num_examples", "num_people", "image_size", "channels"),
         num_held_out=len(dataset.held_out_files),
         classes=list(dataset.classes),
-        **pick(dataset, "image_size", "channels"),
-        mean=list(dataset.mean),
-        std=list(dataset.std),
+        mean=list(dataset.train.mean),
+        std=list(dataset.train.std),
         decoding_rules=RULES_VERSION,
         init_adapted=fitted.adapted if fitted else [],
         **inputs_of_the_recipe(plan.recipe),

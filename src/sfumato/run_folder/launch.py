@@ -57,7 +57,7 @@ class Launch:
         self.folder, self.ledger, self.checkpoints, self.checkpoint = folder, ledger, checkpoints, checkpoint
         self._saved_at = self.checkpoint.num_releases if self.checkpoint else 0
         self._saved_when = time.monotonic()
-        self._writer, self._writing = ThreadPoolExecutor(1, "checkpoint"), _done()
+        self._writer, self._writing = ThreadPoolExecutor(1, "checkpoint"), list[Future[None]]()  # one at most
 
     @property
     def run_id(self) -> str:
@@ -102,7 +102,7 @@ class Launch:
     @property
     def is_saved(self) -> bool:
         """Whether the newest checkpoint has all releases."""
-        return self._saved_at == self.ledger.num_releases
+        return self._saved_at == self.ledger.lines.num_releases
 
     def is_due(self, every: int | None = None) -> bool:
         """Whether a checkpoint is: after so many releases (None: a fiftieth of the plan), after five minutes, and after
@@ -111,12 +111,12 @@ class Launch:
         Raises:
             MachineError: If the last one could not be written.
         """
-        count, num_steps = self.ledger.num_releases, self.ledger.lines.run.num_steps
+        count, num_steps = self.ledger.lines.num_releases, self.ledger.lines.run.num_steps
         is_time = time.monotonic() - self._saved_when > _CHECKPOINT_SECONDS
         is_far = count - self._saved_at >= (every or max(num_steps // 50, 1))
-        if self._writing.done():
+        if all(each.done() for each in self._writing):
             self.settle()
-        return not self.is_saved and (count == num_steps or (self._writing.done() and (is_far or is_time)))
+        return not self.is_saved and (count == num_steps or (not self._writing and (is_far or is_time)))
 
     def save(self, state: dict[str, Any], step: int, facts: dict[str, Any], *, waits: bool = True) -> None:
         """Writes the checkpoint of the model's update ``step``, which all releases so far led to.
@@ -133,27 +133,21 @@ class Launch:
         if waits:
             self.checkpoints.save(found, self.refuse_other)
         else:
-            self._writing = self._writer.submit(self.checkpoints.save, found, self.refuse_other)
+            self._writing.append(self._writer.submit(self.checkpoints.save, found, self.refuse_other))
         self._saved_at, self._saved_when = lines.num_releases, time.monotonic()
 
     def settle(self) -> None:
         """Waits for the last checkpoint; raises what kept it from the disk, once."""
-        writing, self._writing = self._writing, _done()
-        writing.result()
+        while self._writing:
+            self._writing.pop().result()
 
     def close(self) -> None:
         """Frees the folder, once what is being written is. A run that has released nothing gives its plan back."""
         self._writer.shutdown()
         with contextlib.closing(self.ledger):
-            if self._budget is not None and self.ledger.is_open and not self.ledger.num_releases:
+            if self._budget is not None and self.ledger.is_open and not self.ledger.lines.num_releases:
                 self.refuse_other()
                 budgets.give_back(self._budget, self.ledger)
-
-
-def _done() -> "Future[None]":
-    future = Future[None]()
-    future.set_result(None)
-    return future
 
 
 def start(folder: Path, line: RunLine, *, anonymous: bool = False, patience: float = 0.0) -> Launch:

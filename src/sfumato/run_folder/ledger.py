@@ -180,10 +180,9 @@ class Ledger:
             self._file = open(path, "ab+", buffering=0)  # noqa: SIM115  (until `close`)
         with self.closed_on_error(), machine_faults(path):
             while not lock(self._file.fileno(), path):
-                if time.monotonic() < until:
-                    time.sleep(_PAUSE)
-                    continue
-                raise InputError(f"another process, or a loop that was not closed, holds {path}. End it first.")
+                if time.monotonic() >= until:
+                    raise InputError(f"another process, or a loop that was not closed, holds {path}. End it first.")
+                time.sleep(_PAUSE)
             whole = whole_lines(path.read_bytes())
             self._size, self.is_new = len(whole), not whole
             if whole:
@@ -192,10 +191,6 @@ class Ledger:
         before = [] if self.is_new else [line.launch or 0 for line in self.lines.releases]
         launch = {"launch": max(before, default=0) + 1, "launch_id": self.launch_id}
         self._launch: dict[str, Any] = dict.fromkeys(launch) if anonymous else launch
-
-    @property
-    def num_releases(self) -> int:
-        return self.lines.num_releases
 
     def begin(self, run: RunLine) -> None:
         """Writes the first line, which lasts through a crash once this returns."""
@@ -214,7 +209,7 @@ class Ledger:
             MachineError: If it cannot be written, the plan has no release left, or something else wrote there; this
                 process then counts no more.
         """
-        number = self.num_releases + 1
+        number = self.lines.num_releases + 1
         line = ReleaseLine(release=number, step=step, **self._launch)
         # Whether a line whose writing failed is whole on disk is not known: the next start will see.
         with self.closed_on_error(), machine_faults(self.path):
@@ -242,7 +237,7 @@ class Ledger:
         Raises:
             MachineError: Saying how it goes on all the same.
         """
-        num_lost, num_steps = self.num_releases - step, self.lines.run.num_steps
+        num_lost, num_steps = self.lines.num_releases - step, self.lines.run.num_steps
         if num_lost > max(_FEW, most_lost * num_steps):
             share = min(1.0, num_lost / num_steps + MOST_LOST)
             raise MachineError(

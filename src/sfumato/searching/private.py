@@ -117,7 +117,7 @@ def _load(options: SearchOptions, parsed: Recipe, every: Recipe) -> tuple[Datase
     if options.data is None:  # the validation split scores, and what is printed is measured on the test images
         return listed.load(on_test=True), dataset
     scoring = options.load(parsed)
-    ours, theirs = ((len(each.classes), each.shape) for each in (dataset, scoring))
+    ours, theirs = ((len(each.classes), each.train.shape) for each in (dataset, scoring))
     if ours != theirs:
         raise InputError(
             f"--data {options.data} has {theirs[0]} classes of images {theirs[1]}, the recipe {ours[0]} of {ours[1]}. "

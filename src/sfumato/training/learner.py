@@ -185,8 +185,8 @@ class Learner:
             return Source(train, held_out, People(train, privacy.max_images_per_person))
         if took_part is None:
             return Source(train, held_out, train)
-        how = pick(dataset, "mean", "std", "image_size")
-        stored_size = recipe.data.stored_size(dataset.image_size)
+        how = pick(dataset.train, "mean", "std") | {"image_size": dataset.train.shape[1]}
+        stored_size = recipe.data.stored_size(dataset.train.shape[1])
         images = canary_images(len(took_part), len(dataset.classes), stored_size=stored_size, **how)
         return Source(train, held_out, WithCanaries(train, self._seen(images), took_part))
 

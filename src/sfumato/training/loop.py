@@ -241,7 +241,7 @@ class _Run:
         if found is not None:
             here = found.num_releases, found.step, found.facts["seconds"]
         kept, self.step, self.seconds_before = self.world.same(lambda: here)
-        self.num_releases = self.world.same(lambda: self._started.ledger.num_releases)
+        self.num_releases = self.world.same(lambda: self._started.ledger.lines.num_releases)
         if is_new:
             self._checkpoint(waits=True)
         elif lost := self.num_releases - kept:

@@ -53,7 +53,7 @@ class Network:
         weights: Weights | None = None,
     ) -> None:
         self._plan, self._trust, self._weights, self._device = plan, trust, weights, device
-        self._shape, self._num_classes = dataset.shape, len(dataset.classes)
+        self._shape, self._num_classes = dataset.train.shape, len(dataset.classes)
         self.fitted: Fitted | None = None
         self.low_rank: list[str] = []
         self.model = self._build(seed=0).to(device).train()

@@ -182,7 +182,7 @@ class PrivateLoop:
         for name, value in self._state.items():
             what = f"{name} does not take what the checkpoint keeps of it"
             remedy = "Give it as it was."
-            if not self._ledger.num_releases:
+            if not self._ledger.lines.num_releases:
                 remedy = f"Nothing was released: remove the folder {self.folder}, and begin again."
             with refusing(what, remedy, RuntimeError, ValueError, KeyError):
                 value.load_state_dict(found.state[name])
@@ -210,11 +210,11 @@ class PrivateLoop:
         self._is_settled = True  # whoever asks for the next one has applied the last
         if self._ledger.is_open and self._started.is_due():
             self._save()
-        if self._ledger.num_releases < self.mechanism.num_steps:
+        if self._ledger.lines.num_releases < self.mechanism.num_steps:
             stream = Stream(new_key())
             key = bytes(stream.bytes(32))
             indices = torch.from_numpy(poisson_batch(self.mechanism, stream))
-            self._pending = Update(self, self._ledger.num_releases + 1, indices, key)
+            self._pending = Update(self, self._ledger.lines.num_releases + 1, indices, key)
         return self._pending
 
     def _release(self, update: Update, out: ClippedGrad) -> dict[str, torch.Tensor]:
@@ -255,7 +255,6 @@ class PrivateLoop:
             **dict(self._claims),
             status=status,
             **counted(lines, self._step, self._curve.at(lines.num_releases), ledger.sha256_of(self._ledger.path)),
-            clipping_norm=self._clipping_norm,
             budget=self._started.reserved,
             not_covered=[_OF_THE_LOOP, _BEGUN_AGAIN, *usual],
         )

@@ -109,7 +109,7 @@ def _simclr(pixels: Tensor, bits: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     pixels[chosen] = transforms.jitter(pixels[chosen], for_jitter[chosen], _JITTER)
     chosen = _chosen(other[:, 1], 0.2)
     pixels[chosen] = transforms.grey(pixels[chosen]).expand(-1, pixels.shape[1], -1, -1)
-    radius = transforms.blur_radius(min(pixels.shape[2:]))
+    radius = min(pixels.shape[2:]) // 20  # a kernel a tenth as wide as the image: 11 at 224 pixels, none below 20
     if radius:
         chosen = _chosen(other[:, 2], 0.5)
         pixels[chosen] = transforms.gaussian_blur(pixels[chosen], 0.1 + 1.9 * other[chosen, 3], radius)

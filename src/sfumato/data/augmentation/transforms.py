@@ -148,8 +148,7 @@ def adjust_in_order(pixels: Tensor, factors: Tensor, orders: Tensor) -> Tensor:
     for place in range(4):
         for number, adjust in enumerate(adjustments[: 4 if pixels.shape[1] == 3 else 2]):
             chosen = torch.nonzero(orders[:, place] == number)[:, 0]
-            if len(chosen):
-                pixels[chosen] = adjust(pixels[chosen], factors[chosen, number])
+            pixels[chosen] = adjust(pixels[chosen], factors[chosen, number])
     return pixels
 
 
@@ -205,13 +204,6 @@ def grey(pixels: Tensor) -> Tensor:
 def _blend(pixels: Tensor, other: Tensor, factor: Tensor) -> Tensor:
     factor = factor[:, None, None, None]
     return (pixels * factor).add_(other * (1 - factor)).clamp_(0, 1)
-
-
-def blur_radius(size: int) -> int:
-    """Pixels on each side of the kernel, whose width is a tenth of the image's: 11 at 224 pixels, 1
-    at 32, none below 20.
-    """
-    return size // 20
 
 
 def gaussian_blur(pixels: Tensor, sigma: Tensor, radius: int) -> Tensor:
