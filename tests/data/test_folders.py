@@ -178,6 +178,10 @@ def test_an_unreadable_image_is_named_keeps_its_place_and_counts_for_nothing(two
         assert len(dataset.held_out) == len(whole.held_out) - held_out and dataset.held_out.readable.all()
 
 
+def test_an_empty_folder_is_refused_by_the_class_that_has_no_image(tmp_path):
+    refused("class cat has no training image", load, config(classes=["cat", "dog"]), tmp_path, quiet)
+
+
 def test_a_folder_of_nothing_but_damage_is_refused(two_classes):
     for path in two_classes.rglob("*.png"):
         path.write_bytes(b"x")

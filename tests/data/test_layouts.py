@@ -176,6 +176,13 @@ def test_a_table_of_labels_is_left_out_by_its_own_name_alone(tmp_path):
     assert len(listed(root, exclude=["metadata.csv", "notes.csv"])) == 4
 
 
+def test_a_file_that_is_left_out_takes_none_along_whose_name_goes_on(tmp_path):
+    root = written(tmp_path, "a.jpg a.jpg.png b.jpg old/c.jpg")
+    (root / "labels.csv").write_text("file,label\na.jpg,cat\na.jpg.png,cat\nb.jpg,dog\nold/c.jpg,dog\n")
+    found = listed(root, classes=["cat", "dog"], exclude=["a.jpg", "old/*"])
+    assert [file.name for file in found] == ["a.jpg.png", "b.jpg"]
+
+
 def test_a_table_that_is_none_is_left_out_by_the_words_of_its_refusal(tmp_path):
     root = written(tmp_path, "{train,test}/{cat,dog}/{0..3}.png")
     (root / "train/metadata.csv").write_text("picture,class\n")

@@ -90,7 +90,7 @@ class Listing:
         is_valid = config.split == "train" or holds_out_valid_alone(self.files)
         self.held_out: Literal["test", "valid"] = "valid" if is_valid else "test"
         train = [self.files[place] for place in self.parts["train"]]
-        self.is_multilabel = self.files[0].findings is not None
+        self.is_multilabel = any(item.findings is not None for item in self.files)
         missing = [name for name in self.classes if name not in {item.label for item in train}]
         if missing and not self.is_multilabel:
             remedy = "Add images of it, or take it out of data.classes and of the folder."

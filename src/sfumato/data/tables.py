@@ -76,6 +76,8 @@ def read_labels(
     labelled: dict[str, ImageFile] = {}
     lines: dict[str, str] = {}
     by_end, num_missing = names_by_end(files), 0
+    left_out = set(found.left_out)
+    folders_left_out = tuple(name for name in left_out if name.endswith("/"))
     for table in found.tables:
         for line, file, row in _rows(table, root, found, classes or (), task):
             where = f"{table} line {line}"
@@ -87,7 +89,7 @@ def read_labels(
                 continue
             if name in labelled:
                 raise InputError(f"{where}: {file} stands in {lines[name]} already. Take one line out.")
-            if name.startswith(tuple(found.left_out)):
+            if name in left_out or name.startswith(folders_left_out):
                 continue
             if name not in files:
                 raise InputError(f"{where}: there is no image {file} below {table.parent}. Write its path from there.")
