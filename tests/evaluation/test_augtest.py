@@ -12,7 +12,7 @@ from sfumato.data.augmentation import augment
 from sfumato.data.images import ImageSet
 from sfumato.data.views import Views
 from sfumato.evaluation.augtest import WithViews, _public_bits, augtest, decide_together
-from sfumato.evaluation.calibration import Calibration, Threshold
+from sfumato.evaluation.calibration import Calibration, Threshold, uncalibrated
 from sfumato.evaluation.scores import predict_logits, score
 
 FLIP = Views("flip", 2, 0)
@@ -96,7 +96,7 @@ def test_a_vote_is_never_outweighed_by_probability_and_ties_are_broken_by_it():
         ([[0.4, 0.3, 0.3], [0.3, 0.3, 0.4]], (0, 0)),  # a tie in both: the first
         ([[0.51, 0.49], [0.51, 0.49], [0.51, 0.49], [0.0, 1.0], [0.0, 1.0]], (0, 1)),
     ):
-        vote, mean = decide_together(torch.tensor([views]).log())
+        vote, mean = decide_together(torch.tensor([views]).log(), uncalibrated(is_multilabel=False))
         assert (vote.item(), mean.item()) == expected
 
 

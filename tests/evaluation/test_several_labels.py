@@ -21,7 +21,8 @@ from sfumato.clipping import clipped_grad
 from sfumato.config import DataConfig
 from sfumato.data import layouts
 from sfumato.errors import InputError
-from sfumato.evaluation.augtest import labels_together
+from sfumato.evaluation.augtest import decide_together
+from sfumato.evaluation.calibration import uncalibrated
 from sfumato.evaluation.evaluate import calibrate
 from sfumato.evaluation.evaluators import Outcome, auroc_of_each, confusion, intervals, reliability
 from sfumato.evaluation.scores import Objective, score
@@ -178,10 +179,10 @@ def test_views_of_an_image_decide_each_label_together(folder, tmp_path):
     result = sfumato.train("image-folder", tmp_path / "run", settings=settings, data_root=folder)
     assert 0 < result.accuracy_augtest_vote <= 1 and result.test_views == 3
     logits = torch.tensor([[[2.0, -1.0], [-1.0, -1.0], [-0.5, 0.5]], [[0.1, 3.0], [0.1, -1.0], [-9.0, -1.0]]])
-    vote, mean = labels_together(logits)
+    vote, mean = decide_together(logits, uncalibrated(is_multilabel=True))
     assert vote.tolist() == [[0, 0], [1, 0]]
     assert mean.tolist() == (logits.sigmoid().mean(1) > 0.5).long().tolist()
-    even = labels_together(torch.tensor([[[3.0, -3.0], [-1.0, 1.0]]]))
+    even = decide_together(torch.tensor([[[3.0, -3.0], [-1.0, 1.0]]]), uncalibrated(is_multilabel=True))
     assert even[0].tolist() == even[1].tolist() == [[1, 0]]  # as many for it as against it: the mean decides
 
 

@@ -16,9 +16,7 @@ from tests.reporting import folders
 
 
 def written(chart: Chart) -> str:
-    return html._PAGES.from_string('{% import "parts.html" as parts %}{{ parts.figure(chart, "") }}').render(
-        chart=chart
-    )
+    return html.PAGES.from_string('{% import "parts.html" as parts %}{{ parts.figure(chart, "") }}').render(chart=chart)
 
 
 def svg_of(chart: Chart, width: str = "wide") -> ElementTree.Element:

@@ -69,7 +69,7 @@ def test_a_bound_s_print_is_no_smaller(value):
 
 
 def written(template, **facts):
-    return html._PAGES.from_string(template).render(facts)
+    return html.PAGES.from_string(template).render(facts)
 
 
 # An HTML parser turns NUL and carriage returns into something else.

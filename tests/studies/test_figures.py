@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 
+from sfumato import config
 from sfumato.errors import InputError
 from sfumato.recipes import recipe_of
 from sfumato.studies.figures import (
@@ -17,7 +18,7 @@ from sfumato.studies.figures import (
     study_of,
     why_not_covered,
 )
-from sfumato.studies.grid import cells_of, flat
+from sfumato.studies.grid import cells_of
 from sfumato.studies.plan import SweepOptions, plan_sweep
 from sfumato.studies.result import Cell, Sweep
 from tests.cli.test_cli import call, json_of, refused
@@ -97,7 +98,7 @@ OF_WEIGHTS = {"init_from", "init_recipe", "init_sha256"}
 def test_a_figure_s_cell_that_a_recipe_states_is_that_recipe(name):
     """But for where weights lie, and what a figure sets for all: its seeds, and no target beside stated noise."""
     study = read_figure(name).full
-    cells = cells_of(study.grid, [flat(cell) for cell in study.cells])
+    cells = cells_of(study.grid, [config.dotted(cell) for cell in study.cells])
     for number, recipe in SAME[name].items():
         found = recipe_of(study.recipe, {**settings_of(study), **cells[number]}).model_dump()
         stated = recipe_of(recipe, {}).model_dump()

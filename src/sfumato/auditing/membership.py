@@ -206,9 +206,8 @@ class Audit:
 
     def _settings(self, confidence: float) -> dict[str, Any]:
         """All that decides the losses, in JSON."""
-        own = ("epsilon", "delta", "num_models", "fixed_batches", "augmult")
         return {
-            **{key: getattr(self, key) for key in own},
+            **pick(self, "epsilon", "delta", "num_models", "fixed_batches", "augmult"),
             "num_examples": len(self.task.images),
             "batch_size": self.task.batch_size,
             "num_steps": list(self.task.num_steps),

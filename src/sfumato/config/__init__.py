@@ -11,6 +11,7 @@ import functools
 import itertools
 import re
 import tomllib
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
@@ -149,6 +150,15 @@ def put(values: dict[str, Any], key: str, value: Any) -> None:
         section.pop(parts[-1], None)
     else:
         section[parts[-1]] = value
+
+
+def dotted(table: Mapping[str, Any], above: str = "", *, but: Collection[str] = ()) -> dict[str, Any]:
+    """Nested dictionaries as one, by section.key; one that has a key of ``but`` is a value."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        is_table = isinstance(value, dict) and value.keys().isdisjoint(but)
+        found |= dotted(value, f"{above}{key}.", but=but) if is_table else {above + key: value}
+    return found
 
 
 def to_toml(recipe: Recipe) -> str:

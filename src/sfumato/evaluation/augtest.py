@@ -70,13 +70,13 @@ def augtest(
     bits = _public_bits(len(images), num_views)
     model.eval()
     known, correct = images.labels >= 0, torch.zeros(2, dtype=torch.int64)
+    fitted = calibration or uncalibrated(is_multilabel=images.labels.ndim == 2)
     for indices in (torch.arange(len(images)) if chosen is None else chosen).split(max(rows // num_views, 1)):
         if not len(indices):
             continue
         inputs = views.of_bits(images, indices, bits[indices], device)
         outputs = model(inputs.flatten(0, 1)).float().cpu()
-        together = labels_together if images.labels.ndim == 2 else decide_together
-        decisions = together(decide(outputs).view(len(indices), num_views, -1), calibration, classes)
+        decisions = decide_together(decide(outputs).view(len(indices), num_views, -1), fitted, classes)
         right = [((decision == images.labels[indices]) & known[indices]).sum() for decision in decisions]
         correct += torch.stack(right)
     model.train(was_training)
@@ -85,41 +85,32 @@ def augtest(
 
 
 def decide_together(
-    logits: torch.Tensor, calibration: Calibration | None = None, classes: Sequence[str] = ()
+    logits: torch.Tensor, calibration: Calibration, classes: Sequence[str] = ()
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The class that most views choose, and the class of the largest mean probability; with a threshold
     the one that it chooses by the mean.
 
-    Among classes with equally many votes the mean probability chooses.
+    Among classes with equally many votes the mean probability chooses. Of several labels an image each is decided so.
 
     Args:
         logits: (N, K, classes).
-        calibration, classes: As in `augtest`. A temperature alone changes nothing.
+        calibration: How they become decisions. For classes a temperature alone changes nothing.
+        classes: As in `augtest`.
 
     Returns:
-        Two tensors (N,), int64.
+        Two tensors (N,), int64; of several labels an image (N, classes), 1 where it is named.
     """
-    chosen, mean = logits.argmax(2), logits.double().softmax(2).mean(1)
-    by_mean = mean.argmax(1)
-    if calibration is not None and not calibration.names_the_largest:
-        each = logits.flatten(0, 1)
-        chosen = calibration.decided(each, classes).view(chosen.shape)
-        mean = calibration.probabilities(each).view(logits.shape).mean(1)
-        by_mean = calibration.named(mean, classes)
-    votes = F.one_hot(chosen, logits.shape[2]).sum(1)  # (N, classes)
+    if calibration.names_the_largest and not calibration.is_multilabel:
+        calibration = uncalibrated(is_multilabel=False)
+    each = logits.flatten(0, 1)
+    mean, chosen = calibration.probabilities(each).view(logits.shape).mean(1), calibration.decided(each, classes)
+    by_mean = calibration.named(mean, classes)
+    if calibration.is_multilabel:
+        votes = 2 * chosen.view(logits.shape).sum(1) - logits.shape[1]
+        return torch.where(votes == 0, by_mean, (votes > 0).long()), by_mean
+    votes = F.one_hot(chosen.view(logits.shape[:2]), logits.shape[2]).sum(1)  # (N, classes)
     # Together less than a vote: of equally many the one that the mean decides for, else the more probable.
     return (votes + mean / 4 + F.one_hot(by_mean, logits.shape[2]) / 2).argmax(1), by_mean
-
-
-def labels_together(
-    logits: torch.Tensor, calibration: Calibration | None = None, classes: Sequence[str] = ()
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same for each of several labels an image: two tensors (N, classes), int64, 1 where it is named."""
-    fitted = calibration or uncalibrated(is_multilabel=True)
-    each = logits.flatten(0, 1)
-    by_mean = fitted.named(fitted.probabilities(each).view(logits.shape).mean(1), classes)
-    votes = 2 * fitted.decided(each, classes).view(logits.shape).sum(1) - logits.shape[1]
-    return torch.where(votes == 0, by_mean, (votes > 0).long()), by_mean
 
 
 def _public_bits(num_images: int, num_views: int) -> torch.Tensor:

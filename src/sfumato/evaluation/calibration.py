@@ -124,9 +124,7 @@ def fit_temperature_and_shifts(logits: torch.Tensor, labels: torch.Tensor) -> tu
     from scipy.optimize import minimize
 
     temperature, classes = fit_temperature(logits, labels), logits.shape[1]
-    if labels.ndim == 2:
-        return temperature, None
-    if temperature is None or int(torch.bincount(labels, minlength=classes).min()) < _FEWEST_OF_A_CLASS:
+    if temperature is None or labels.ndim == 2 or min(labels.bincount(minlength=classes)) < _FEWEST_OF_A_CLASS:
         return temperature, None
     values = logits.double()
 

@@ -71,10 +71,9 @@ class Outcome:
         images = np.arange(len(self.labels))
         return images if self.people is None else np.unique(np.asarray(self.people), return_inverse=True)[1]
 
-    def interval(self, among: torch.Tensor | None = None) -> list[float] | None:
+    def interval(self, among: np.ndarray | slice = slice(None)) -> list[float] | None:
         """95 % interval for the share that is right, among all images or some (a mask)."""
-        chosen = torch.ones(len(self.labels), dtype=torch.bool) if among is None else among
-        return interval_of(self.decided[chosen], self.labels[chosen], self.whose[chosen.numpy()])
+        return interval_of(self.decided[among], self.labels[among], self.whose[among])
 
     def sides(self, place: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(N,), bool: of which images it is known whether they are of a class; and of these whether they are, and
@@ -101,12 +100,12 @@ class Outcome:
         return taken.decided(self.logits, self.classes)
 
     def scores(self, place: int) -> torch.Tensor:
-        """(N,): log odds of a class against the rest. They tell apart what the probability rounds to 1; rounded, equal
-        outputs in another order are ties.
+        """Of the images of which it is known whether they are of a class: log odds of it against the rest. They tell
+        apart what the probability rounds to 1; rounded, equal outputs in another order are ties.
         """
         logits = self._taken.scaled(self.logits)
         if self.is_multilabel:
-            return logits[:, place].round(decimals=9)
+            return logits[self.labels[:, place] >= 0, place].round(decimals=9)
         others = [other for other in range(len(self.classes)) if other != place]
         return (logits[:, place] - logits[:, others].logsumexp(1)).round(decimals=9)
 
@@ -159,11 +158,8 @@ def auroc_of_each(outcome: Outcome) -> Iterator[tuple[str, Any]]:
     """Area under the receiver operating characteristic of each class against the rest, by its
     probability; None where only one side occurs.
     """
-    areas = []
-    for place in range(len(outcome.classes)):
-        known, own, _ = outcome.sides(place)
-        areas.append(auroc(own, outcome.scores(place)[known]))
-    yield "auroc_per_class", areas
+    places = range(len(outcome.classes))
+    yield "auroc_per_class", [auroc(outcome.sides(place)[1], outcome.scores(place)) for place in places]
 
 
 def sensitivity_at(outcome: Outcome, specificity: float) -> Iterator[tuple[str, Any]]:
@@ -172,8 +168,7 @@ def sensitivity_at(outcome: Outcome, specificity: float) -> Iterator[tuple[str, 
     """
     found: list[float | None] = []
     for place in range(len(outcome.classes)):
-        known, is_own, _ = outcome.sides(place)
-        scores = outcome.scores(place)[known]
+        is_own, scores = outcome.sides(place)[1], outcome.scores(place)
         own, others = scores[is_own], scores[~is_own].sort(descending=True).values
         allowed = math.floor((1 - specificity) * len(others) + 1e-9)  # so many others may be taken for the class
         if not len(own) or not len(others) or not outcome.is_finite:
@@ -199,13 +194,15 @@ def intervals(outcome: Outcome) -> Iterator[tuple[str, Any]]:
         shares += [float(right.double().mean())] if len(right) else []
         areas.append(_resampled_areas(outcome, place) if several or (count == 2 and place == 1) else None)
     told = [each for each in areas if each is not None]
-    found = Intervals(
-        accuracy=outcome.interval() or [],
-        per_class=per_class,
-        auroc=_middle(np.ma.masked_invalid(told).mean(axis=0).filled(np.nan)) if told else None,
-        auroc_per_class=[None if each is None else _middle(each) for each in areas] if several else None,
+    yield (
+        "intervals",
+        Intervals(
+            accuracy=outcome.interval() or [],
+            per_class=per_class,
+            auroc=_middle(np.ma.masked_invalid(told).mean(axis=0).filled(np.nan)) if told else None,
+            auroc_per_class=[None if each is None else _middle(each) for each in areas] if several else None,
+        ),
     )
-    yield "intervals", found
     yield "class_gap", max(shares) - min(shares)
 
 
@@ -224,7 +221,7 @@ def of_groups(outcome: Outcome, values: Sequence[str]) -> Iterator[tuple[str, An
             continue
         found = score(outcome.logits[own], outcome.labels[own], outcome.decided[own])
         area = found.auroc if outcome.is_multilabel else None
-        told = pick(found, "accuracy", "per_class") | {"interval": outcome.interval(own) or [], "auroc": area}
+        told = pick(found, "accuracy", "per_class") | {"interval": outcome.interval(own.numpy()) or [], "auroc": area}
         groups.append(Group(value=value, num_images=count, **told))
     yield "groups", groups
     shares = [group.accuracy for group in groups]
@@ -241,6 +238,8 @@ def decisions(outcome: Outcome, prevalence: float | None = None) -> Iterator[tup
         prevalence: Share of positive images where the model will be used, for the predictive
             values; None: as among these images.
     """
+    from sklearn.metrics import roc_curve
+
     if outcome.is_multilabel:
         yield "decisions", [_decision(outcome, place, None) for place in range(len(outcome.classes))]
         return
@@ -248,8 +247,10 @@ def decisions(outcome: Outcome, prevalence: float | None = None) -> Iterator[tup
         return
     threshold = None if outcome.calibration is None else outcome.calibration.threshold
     place = 1 if threshold is None else list(outcome.classes).index(threshold.positive)
+    own, scores = outcome.labels == place, outcome.scores(place)
+    has_both = outcome.is_finite and own.any() and not own.all()
     yield "decision", _decision(outcome, place, prevalence)
-    yield "roc", _roc(outcome.labels == place, outcome.scores(place)) if outcome.is_finite else None
+    yield "roc", np.stack(roc_curve(own.numpy(), scores.numpy())[:2], 1).tolist() if has_both else None
 
 
 def _decision(outcome: Outcome, place: int, prevalence: float | None) -> Decision:
@@ -271,15 +272,6 @@ def _decision(outcome: Outcome, place: int, prevalence: float | None) -> Decisio
         positive_predictive_value=_predictive(sensitivity, specificity, share),
         negative_predictive_value=_predictive(specificity, sensitivity, None if share is None else 1 - share),
     )
-
-
-def _roc(is_positive: torch.Tensor, scores: torch.Tensor) -> list[list[float]] | None:
-    """The receiver operating characteristic, see `Tested.roc`."""
-    from sklearn.metrics import roc_curve
-
-    if is_positive.all() or not is_positive.any():
-        return None
-    return np.stack(roc_curve(is_positive.numpy(), scores.numpy())[:2], 1).tolist()
 
 
 def _boundary(calibration: Calibration | None, place: int) -> float:
@@ -316,7 +308,7 @@ def _resampled_areas(outcome: Outcome, place: int) -> np.ndarray | None:
     known, is_own, _ = outcome.sides(place)
     if is_own.all() or not is_own.any() or not outcome.is_finite:
         return None
-    scores = outcome.scores(place)[known]
+    scores = outcome.scores(place)
     order = scores.argsort().numpy()
     starts = np.unique(scores.numpy()[order], return_index=True)[1]  # of equal scores
     whose, own = outcome.whose[known.numpy()][order], is_own.numpy()[order]

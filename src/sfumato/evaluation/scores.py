@@ -160,10 +160,10 @@ def score(logits: torch.Tensor, labels: torch.Tensor, decided: torch.Tensor | No
         labels: (N,), int64.
         decided: Of the labels' shape, int64; None: `decided_labels`.
     """
-    num_classes = logits.shape[1]
+    decided = decided_labels(logits, labels) if decided is None else decided
     if labels.ndim == 2:
-        return _score_several(logits, labels, decided_labels(logits, labels) if decided is None else decided)
-    decided = logits.argmax(1) if decided is None else decided
+        return _score_several(logits, labels, decided)
+    num_classes = logits.shape[1]
     correct = (decided == labels).double()
     counts = torch.bincount(labels, minlength=num_classes)
     hits = torch.bincount(labels, weights=correct, minlength=num_classes)
@@ -209,12 +209,9 @@ def interval_of(
     """95 % interval for the share of decisions that are right; of several labels an image, those that are known: an
     image's are no more independent of each other than a person's images.
     """
-    right = decided == labels
-    if labels.ndim == 1:
-        return interval(right, people)
     known = labels >= 0
     whose = np.arange(len(labels)) if people is None else np.asarray(people)
-    return interval(right[known], whose[known.nonzero()[:, 0].numpy()])
+    return interval((decided == labels)[known], whose[known.nonzero()[:, 0].numpy()])
 
 
 def interval(right: torch.Tensor, people: Sequence[str] | np.ndarray | None = None) -> list[float] | None:
@@ -229,12 +226,10 @@ def interval(right: torch.Tensor, people: Sequence[str] | np.ndarray | None = No
         people: Whose each image is; None: each is of another person.
     """
     count = len(right)
-    if people is None or not count:
+    if people is None or len(set(people)) == count:
         return wilson(int(right.sum()), count)
     place = torch.from_numpy(np.unique(np.asarray(people), return_inverse=True)[1])
     groups, share = int(place.max()) + 1, float(right.double().mean())
-    if groups == count:
-        return wilson(int(right.sum()), count)
     if groups == 1 or share in (0.0, 1.0):
         return wilson(share * groups, groups)
     apart = torch.bincount(place, weights=right.double() - share)

@@ -10,6 +10,8 @@ import markupsafe
 
 from sfumato import config
 from sfumato.accounting import formats
+from sfumato.json_record import pick
+from sfumato.reporting.html import PAGES
 from sfumato.reporting.tested import class_table
 from sfumato.reporting.wording import of_attacker, who_guesses
 from sfumato.run_folder.files import write_atomically
@@ -58,27 +60,16 @@ def write(
         why_not_timm: It cannot read the folder; None: it can, and then
         differs: in what its answers differ.
     """
-    templates = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        finalize=_as_markdown,
-    )
+    loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
+    templates = PAGES.overlay(loader=loader, autoescape=False, finalize=_as_markdown)
     scores = [_score(f"held-out images ({result.held_out})", result, result.accuracy_interval)]
     if tested is not None:
         scores.append(_score(tested.test_set, tested, tested.intervals.accuracy))
-    facts: dict[str, Any] = {
-        "certificate": certificate,
-        "inputs": certificate.public_inputs,
-        "result": result,
-        "recipe": recipe,
-    }
-    facts |= {"is_multilabel": recipe.data.task == "multilabel"}
+    facts: dict[str, Any] = {"certificate": certificate, "inputs": certificate.public_inputs, "recipe": recipe}
+    facts |= {"is_multilabel": recipe.data.task == "multilabel", "result": result, "tested": tested, "scores": scores}
     facts["label_table"] = None if tested is None or tested.decisions is None else class_table(tested)
-    facts |= {"tested": tested, "scores": scores, "attacks": _attacks(certificate), "about": about, "name": name}
-    facts |= {"is_calibrated": is_calibrated, "why_not_timm": why_not_timm, "differs": differs, "formats": formats}
+    facts |= {"attacks": _attacks(certificate), "about": about, "name": name, "is_calibrated": is_calibrated}
+    facts |= {"why_not_timm": why_not_timm, "differs": differs, "formats": formats}
     for card in CARDS:
         write_atomically(folder / card, templates.get_template(card).render(facts).encode())
 
@@ -94,7 +85,7 @@ def _attacks(certificate: Certificate) -> list[str]:
 
 def _score(of: str, found: Result | Tested, interval: list[float] | None) -> dict[str, Any]:
     """How good the model is on some images."""
-    told = {key: getattr(found, key) for key in ("accuracy", "balanced_accuracy", "majority_rate", "auroc")}
+    told = pick(found, "accuracy", "balanced_accuracy", "majority_rate", "auroc")
     per_class = dict(zip(found.classes, found.per_class, strict=True))
     worst = min(share for share in per_class.values() if share is not None)
     return {**told, "of": of, "interval": interval, "per_class": per_class, "worst": worst}

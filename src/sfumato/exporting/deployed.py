@@ -5,8 +5,10 @@ import copy
 import torch
 from torch import nn
 
+from sfumato.evaluation.calibration import uncalibrated
 from sfumato.evaluation.trained import Trained
-from sfumato.models.layers import WeightStandardizedConv2d
+from sfumato.json_record import pick
+from sfumato.models.layers import WeightStandardizedConv2d, replaced
 from sfumato.models.textures import dead_leaves
 
 
@@ -34,24 +36,17 @@ class Deployed(nn.Module):
         self.register_buffer("scale", (1 / (most * std)).float()[:, None, None])
         self.register_buffer("shift", (mean / std).float()[:, None, None])
         self.model = folded(trained.model)
-        count, calibration = len(trained.classes), trained.calibration
-        zeros = torch.zeros(1, count)
-        self.register_buffer("decision_shift", trained.objective.decision_logits(zeros))
-        offsets = shifts = torch.zeros(count)
-        self.temperature, self.place, self.threshold = 1.0, None, 0.0
-        self.names_the_largest, self.is_multilabel = True, trained.objective.is_multilabel
-        boundaries = torch.zeros(0)
-        if calibration is not None:
-            self.temperature, self.names_the_largest = calibration.temperature, calibration.names_the_largest
-            offsets = offsets if calibration.offsets is None else torch.tensor(calibration.offsets)
-            shifts = shifts if calibration.shifts is None else torch.tensor(calibration.shifts)
-            if calibration.threshold is not None:
-                self.place = trained.classes.index(calibration.threshold.positive)
-                self.threshold = _in_float32(calibration.threshold.probability)
-            boundaries = torch.tensor([_in_float32(each) for each in calibration.boundaries])
-        self.register_buffer("offsets", offsets)
-        self.register_buffer("shifts", shifts)
-        self.register_buffer("boundaries", boundaries)
+        zeros, self.is_multilabel = torch.zeros(len(trained.classes)), trained.objective.is_multilabel
+        self.register_buffer("decision_shift", trained.objective.decision_logits(zeros[None]))
+        calibration = trained.calibration or uncalibrated(self.is_multilabel)
+        self.temperature, self.names_the_largest = calibration.temperature, calibration.names_the_largest
+        self.place, self.threshold = None, 0.0
+        if calibration.threshold is not None:
+            self.place = trained.classes.index(calibration.threshold.positive)
+            self.threshold = _in_float32(calibration.threshold.probability)
+        self.register_buffer("offsets", zeros if calibration.offsets is None else torch.tensor(calibration.offsets))
+        self.register_buffer("shifts", zeros if calibration.shifts is None else torch.tensor(calibration.shifts))
+        self.register_buffer("boundaries", torch.tensor([_in_float32(each) for each in calibration.boundaries]))
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         images = pixels.permute(0, 3, 1, 2).float() * self.scale - self.shift
@@ -75,17 +70,13 @@ def _in_float32(probability: float) -> float:
 def folded(model: nn.Module) -> nn.Module:
     """A copy in which standardised convolutions are plain ones, with the kernels that they amount to."""
 
-    def visit(module: nn.Module) -> nn.Module:
-        if isinstance(module, WeightStandardizedConv2d):
-            names = "in_channels out_channels kernel_size stride padding dilation groups padding_mode".split()
-            plain = nn.Conv2d(**{name: getattr(module, name) for name in names}, bias=module.bias is not None)
-            plain.weight.data, plain.bias = module.standardized_weight().detach(), module.bias
-            return plain
-        for name, child in module.named_children():
-            setattr(module, name, visit(child))
-        return module
+    def plain(conv: WeightStandardizedConv2d) -> nn.Module:
+        names = "in_channels out_channels kernel_size stride padding dilation groups padding_mode".split()
+        made = nn.Conv2d(**pick(conv, *names), bias=conv.bias is not None)
+        made.weight.data, made.bias = conv.standardized_weight().detach(), conv.bias
+        return made
 
-    return visit(copy.deepcopy(model)).eval()
+    return replaced(copy.deepcopy(model), WeightStandardizedConv2d, plain).eval()
 
 
 def trial_images(trained: Trained, count: int) -> torch.Tensor:

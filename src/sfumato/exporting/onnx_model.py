@@ -90,11 +90,8 @@ def _facts(trained: Trained, certificate: Certificate) -> dict[str, Any]:
 def _without_traces(model: Any) -> None:
     """Takes out where in which file each operation was written: absolute paths of the machine."""
     graph = model.graph
-    del model.metadata_props[:], graph.metadata_props[:]
-    for each in (*graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer):
+    for each in (model, graph, *graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer):
         del each.metadata_props[:]
-        each.ClearField("doc_string")
-    for each in (model, graph):
         each.ClearField("doc_string")
 
 

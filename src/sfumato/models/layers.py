@@ -1,8 +1,10 @@
 """Layers that models and clipping rules share, and group normalisation in place of batch normalisation."""
 
 import copy
+import functools
 import math
-from typing import Literal, get_args
+from collections.abc import Callable
+from typing import Literal, TypeVar, get_args
 
 import torch
 from torch import nn
@@ -10,6 +12,7 @@ from torch.nn import functional as F
 
 from sfumato.errors import InputError
 
+Layer = TypeVar("Layer", bound=nn.Module)
 Order = Literal["activation-norm", "norm-activation"]
 """Of activation and normalisation, which private training is sensitive to (Sander et al. 2022, Fig. 5)."""
 
@@ -49,8 +52,7 @@ def init_linear(linear: nn.Linear) -> nn.Linear:
     """
     std = 1 / math.sqrt(linear.in_features) / _STD_OF_CUT_GAUSSIAN
     nn.init.trunc_normal_(linear.weight, std=std, a=-2 * std, b=2 * std)
-    if linear.bias is not None:
-        nn.init.zeros_(linear.bias)
+    nn.init.zeros_(linear.bias)
     return linear
 
 
@@ -184,14 +186,21 @@ def fix_groupnorm(model: nn.Module) -> nn.Module:
         >>> type(fixed[1]).__name__, fixed[1].num_groups
         ('GroupNorm', 12)
     """
-    replaced: dict[nn.Module, nn.Module] = {}
+    return replaced(model, nn.modules.batchnorm._BatchNorm, _as_group_norm)
+
+
+def replaced(model: nn.Module, kind: type[Layer], make: Callable[[Layer], nn.Module]) -> nn.Module:
+    """Puts others in the place of all layers of a kind, in place; a layer used in two places stays one layer.
+
+    Returns:
+        The model; a new module only where the model itself is such a layer.
+    """
+    made = functools.cache(make)
 
     def visit(module: nn.Module) -> nn.Module:
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            if module not in replaced:
-                replaced[module] = _as_group_norm(module)
-            return replaced[module]
-        for name, child in list(module._modules.items()):  # not named_children, which skips a layer's second place
+        if isinstance(module, kind):
+            return made(module)
+        for name, child in module._modules.items():  # not named_children, which skips a layer's second place
             if child is not None:
                 module._modules[name] = visit(child)
         return module

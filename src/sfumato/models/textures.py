@@ -9,7 +9,7 @@ _DISCS = 60
 _NOISE = 0.05
 
 
-def dead_leaves(count: int, size: int, channels: int, seed: int = 0) -> np.ndarray:
+def dead_leaves(count: int, size: int, channels: int) -> np.ndarray:
     """Discs of random sizes and colours that lie over each other (Lee, Mumford and Huang 2001): edges at all scales, as
     photographs have them, of about zero mean and unit spread, as normalised images.
 
@@ -18,7 +18,7 @@ def dead_leaves(count: int, size: int, channels: int, seed: int = 0) -> np.ndarr
     Returns:
         (count, channels, size, size), float32.
     """
-    draw = np.random.RandomState(seed)
+    draw = np.random.RandomState(0)
     rows, columns = np.mgrid[:size, :size]
     images = np.tile(draw.normal(size=(count, channels, 1, 1)), (1, 1, size, size)).astype(np.float32)
     for _ in range(_DISCS):

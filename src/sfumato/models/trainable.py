@@ -20,11 +20,8 @@ def classifier_name(model: nn.Module, num_classes: int) -> str | None:
     """Name of the final linear layer: the last with one output for each class; None if there is
     none.
     """
-    found = None
-    for name, module in model.named_modules():
-        if name and isinstance(module, nn.Linear) and module.out_features == num_classes:
-            found = name
-    return found
+    layers = [(name, module) for name, module in model.named_modules() if name and isinstance(module, nn.Linear)]
+    return next((name for name, layer in reversed(layers) if layer.out_features == num_classes), None)
 
 
 def named_classifier(model: nn.Module, num_classes: int) -> str:
@@ -67,11 +64,18 @@ def select_trainable(model: nn.Module, which: str | Sequence[str], num_classes: 
             chosen |= {name for name in names if name.endswith((".lora_A", ".lora_B"))}
         if which == "norms":
             norms = {path for path, module in model.named_modules() if is_normalization(module)}
-            parts = {name: name.rpartition(".") for name in names}
-            chosen |= {name for name, (path, _, key) in parts.items() if path in norms and key in ("weight", "bias")}
+            chosen |= {f"{path}.{key}".lstrip(".") for path in norms for key in ("weight", "bias")} & {*names}
     else:
         for pattern in [which] if isinstance(which, str) else which:
-            chosen |= _matching(pattern, names)
+            what = f"model.trainable: {pattern!r}"
+            with refusing(f"{what} is no regular expression", "Escape brackets and stars.", re.error):
+                matched = {name for name in names if re.fullmatch(pattern, name)}
+            if not matched:
+                raise InputError(
+                    f"{what} matches no parameter. They are named {', '.join(names[:4])}, ...: a pattern matches a "
+                    'whole name, for example "layer4\\..*".'
+                )
+            chosen |= matched
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in chosen and parameter.requires_grad)
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -79,17 +83,6 @@ def select_trainable(model: nn.Module, which: str | Sequence[str], num_classes: 
             f"model.trainable: the network holds {', '.join(sorted(chosen)[:4])} fixed (requires_grad is False), so "
             "nothing would train. Choose others, or have the factory leave them free."
         )
-
-
-def _matching(pattern: str, names: Sequence[str]) -> set[str]:
-    with refusing(f"model.trainable: {pattern!r} is no regular expression", "Escape brackets and stars.", re.error):
-        matched = {name for name in names if re.fullmatch(pattern, name)}
-    if not matched:
-        raise InputError(
-            f"model.trainable: {pattern!r} matches no parameter. They are named {', '.join(names[:4])}, ...: a pattern "
-            'matches a whole name, for example "layer4\\..*".'
-        )
-    return matched
 
 
 def is_normalization(module: nn.Module) -> bool:

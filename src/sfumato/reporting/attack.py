@@ -7,6 +7,7 @@ import numpy as np
 from sfumato.accounting import formats
 from sfumato.accounting.attacker import true_positive_rates
 from sfumato.accounting.mechanism import Mechanism
+from sfumato.json_record import pick
 from sfumato.reporting.charts import COLOURS, Chart, Curve, Panel, chart, linear, logarithmic
 from sfumato.run_folder.record import Certificate
 
@@ -21,24 +22,16 @@ def attack_chart(certificate: Certificate) -> Chart | None:
     """
     if not certificate.holds or certificate.attacker is None or certificate.selected_from is not None:
         return None
+    numbers = pick(certificate, "num_examples", "batch_size", "noise_multiplier", "num_steps")
+    of_images = certificate.drawn == "images" and certificate.of_persons
+    per_unit = (certificate.max_images_per_person or 1) if of_images else 1
     rates = np.geomspace(LEAST, 1, _POINTS)
-    most = true_positive_rates(_mechanism(certificate), rates.tolist())
+    most = true_positive_rates(Mechanism(**numbers, images_per_unit=per_unit), rates.tolist())
     at = {rate: float(most[np.searchsorted(rates, rate * (1 - 1e-9))]) for rate in (1e-4, 1e-3, 1e-2, 1e-1)}
     told = "; ".join(f"{100 * rate:g} % false alarms: {formats.per_cent_at_most(most)}" for rate, most in at.items())
     described = f"Share of those that took part that is recognised, at most, by rate of false alarms. {told}."
     curves = [("at most, by the mechanism", rates, most)]
     return rates_chart(LEAST, curves, "What an attacker gains", described, "attack")
-
-
-def _mechanism(certificate: Certificate) -> Mechanism:
-    of_images = certificate.drawn == "images" and certificate.of_persons
-    return Mechanism(
-        certificate.num_examples,
-        certificate.batch_size,
-        certificate.noise_multiplier,
-        certificate.num_steps,
-        images_per_unit=(certificate.max_images_per_person or 1) if of_images else 1,
-    )
 
 
 def rates_chart(least: float, curves: list[tuple[str, Any, Any]], title: str, description: str, name: str) -> Chart:

@@ -70,41 +70,20 @@ class Axis:
         return (found - self.low) / (self.high - self.low)
 
 
-@dataclasses.dataclass(frozen=True)
-class Line:
-    """Corners as SVG writes them, how they are drawn, and what the line is: a "curve" or a "rule"."""
-
-    points: str
-    style: str
-    kind: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Text:
-    x: str
-    y: str
-    text: str
-    anchor: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Dot:
-    x: str
-    y: str
-    radius: str
-    style: str
+Mark = dict[str, str]
+"""What the template writes as one element of SVG, by names."""
 
 
 @dataclasses.dataclass
 class Drawing:
-    """Marks from the back to the front: lines, dots, texts."""
+    """Marks from the back to the front: lines, dots, texts. A line is a "curve" or a "rule"."""
 
     kind: str
     width: int
     height: float = 0.0
-    lines: list[Line] = dataclasses.field(default_factory=list)
-    dots: list[Dot] = dataclasses.field(default_factory=list)
-    texts: list[Text] = dataclasses.field(default_factory=list)
+    lines: list[Mark] = dataclasses.field(default_factory=list)
+    dots: list[Mark] = dataclasses.field(default_factory=list)
+    texts: list[Mark] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,20 +201,18 @@ def _panel(drawing: Drawing, x: Axis, panel: Panel, with_x: bool) -> None:
 
 def _legend(drawing: Drawing, curves: Sequence[Curve], top: float) -> float:
     """Entries in rows, as many as are needed; returns where they end."""
-    left, is_empty = float(_LEFT), True
-    for curve in curves:
-        if not curve.name:
-            continue
+    left, named = float(_LEFT), [curve for curve in curves if curve.name]
+    for curve in named:
         width = 28 + _LETTER * len(curve.name)
-        if not is_empty and left + width > drawing.width:
+        if left > _LEFT and left + width > drawing.width:
             left, top = float(_LEFT), top + _ROW
         if curve.width:
             _line(drawing, [left, left + 22], [top + 10, top + 10], _stroke(curve))
         else:
             _dot(drawing, curve, left + 11, top + 10)
         _text(drawing, left + 28, top + 14, curve.name)
-        left, is_empty = left + width + _GAP, False
-    return top if is_empty else top + _ROW
+        left += width + _GAP
+    return top + _ROW if named else top
 
 
 def _curve(
@@ -264,18 +241,19 @@ def _stroke(curve: Curve) -> str:
 
 def _line(drawing: Drawing, xs: Numbers, ys: Numbers, style: str, kind: str = "rule") -> None:
     points = " ".join(f"{x:.2f},{y:.2f}" for x, y in zip(xs, ys, strict=True))
-    drawing.lines.append(Line(points, style, kind))
+    drawing.lines.append({"points": points, "style": style, "kind": kind})
 
 
 def _dot(drawing: Drawing, curve: Curve, x: float, y: float) -> None:
     radius = f"{_MARKER + (curve.width or 4) / 2:g}"
-    drawing.dots.append(Dot(f"{x:.2f}", f"{y:.2f}", radius, f"fill: var(--{curve.colour})"))
+    style = f"fill: var(--{curve.colour})"
+    drawing.dots.append({"x": f"{x:.2f}", "y": f"{y:.2f}", "radius": radius, "style": style})
 
 
 def _text(drawing: Drawing, x: float, y: float, text: str, anchor: str = "start") -> None:
     most = int((drawing.width - x) / _LETTER) if anchor == "start" else len(text)
     shown = text if len(text) <= most else text[: most - 1] + "…"
-    drawing.texts.append(Text(f"{x:.2f}", f"{y:.2f}", shown, anchor))
+    drawing.texts.append({"x": f"{x:.2f}", "y": f"{y:.2f}", "text": shown, "anchor": anchor})
 
 
 def figure_of(x: Axis, panel: Panel) -> "Figure":

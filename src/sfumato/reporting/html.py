@@ -19,7 +19,7 @@ def _spelled_out(value: Any) -> Any:
     return type(value)("".join(repr(sign)[1:-1] if sign in is_control else sign for sign in value))
 
 
-_PAGES = jinja2.Environment(
+PAGES = jinja2.Environment(
     loader=jinja2.PackageLoader("sfumato.reporting"),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
@@ -28,7 +28,7 @@ _PAGES = jinja2.Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-_PAGES.filters |= {
+PAGES.filters |= {
     "at_most": formats.per_cent_at_most,
     "at_least": formats.lower_epsilon_text,
     "count": formats.count,
@@ -37,7 +37,7 @@ _PAGES.filters |= {
     "per_cent": formats.per_cent,
     "quantity": formats.quantity,
 }
-_PAGES.globals["share"] = formats.share
+PAGES.globals["share"] = formats.share
 
 
 def render(template: str, **facts: Any) -> str:
@@ -47,4 +47,4 @@ def render(template: str, **facts: Any) -> str:
         template: Its name below templates/.
         facts: What it tells; one that is missing raises.
     """
-    return _PAGES.get_template(template).render(facts)
+    return PAGES.get_template(template).render(facts)

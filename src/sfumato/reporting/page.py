@@ -100,6 +100,8 @@ def render(run: Recorded) -> str:
 
     certificate, result, tested = run.certificate, run.result, run.tested
     known = [] if result is None else zip(result.per_class, result.classes, strict=True)
+    majority_rate = None if result is None else result.majority_rate
+    references = {"majority_rate": majority_rate, "target": run.recipe.get("privacy", {}).get("target_epsilon")}
     return html.render(
         "run.html",
         kicker="Sfumato report",
@@ -117,7 +119,7 @@ def render(run: Recorded) -> str:
         groups=None if tested is None else group_table(tested),
         chose=CHOSE,
         roc=None if tested is None else roc_chart(tested),
-        curves=_curves(run),
+        curves=training_curves(run.metrics, with_epsilon=certificate.holds, **references) if run.metrics else None,
         weakest=min(((value, name) for value, name in known if value is not None), default=None),
         recipe=tomli_w.dumps(run.recipe),
         values=_values(run),
@@ -164,14 +166,6 @@ def _scores(result: Result) -> list[tuple[str, str]]:
         shown[f"mean probability of {result.test_views} views"] = result.accuracy_augtest_mean
     known = [(name, value) for name, value in shown.items() if value is not None]
     return [(f"{value:.4f}" if name.startswith("AUROC") else formats.per_cent(value), name) for name, value in known]
-
-
-def _curves(run: Recorded) -> Chart | None:
-    if not run.metrics:
-        return None
-    majority_rate = run.result.majority_rate if run.result else None
-    target = run.recipe.get("privacy", {}).get("target_epsilon")
-    return training_curves(run.metrics, with_epsilon=run.certificate.holds, majority_rate=majority_rate, target=target)
 
 
 def training_curves(

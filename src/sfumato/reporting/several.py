@@ -5,7 +5,6 @@ import json
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from sfumato import config
 from sfumato.accounting import formats
@@ -22,13 +21,14 @@ class Setting:
     Attributes:
         number: From 1 on.
         values: Every key of the recipe, and how many images there were.
+        claim: Epsilon, delta and unit of one run.
         accuracies: Of the runs that have finished.
         num_gradients: Of single examples, views counted, that the plan of one run takes.
     """
 
     def __init__(self, number: int, values: dict[str, str], runs: list[Recorded]) -> None:
         self.number, self.values, self.runs = number, values, runs
-        self.certificate = runs[0].certificate
+        self.certificate, self.claim = runs[0].certificate, claim_of(runs[0])
         self.accuracies = [run.result.accuracy for run in runs if run.result is not None]
         views = max(1, runs[0].recipe.get("augmentation", {}).get("augmult") or 0)
         self.num_gradients = self.certificate.num_steps * self.certificate.batch_size * views
@@ -36,11 +36,6 @@ class Setting:
     @property
     def median(self) -> float:
         return statistics.median(self.accuracies)
-
-    @property
-    def claim(self) -> list[str]:
-        """Epsilon, delta and unit of one run."""
-        return claim_of(self.runs[0])
 
 
 def report(runs: Sequence[Path | str] | Path | str, output: Path | str | None = None) -> Path:
@@ -76,11 +71,8 @@ def report(runs: Sequence[Path | str] | Path | str, output: Path | str | None = 
 def names_of(folders: Sequence[Path]) -> list[str]:
     """The ends of their paths, as long as is needed to tell them apart."""
     parts = [folder.resolve().parts for folder in folders]
-    for length in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(part[-length:]) for part in parts]
-        if len(set(names)) == len(names):
-            break
-    return names
+    each = (["/".join(part[-length:]) for part in parts] for length in itertools.count(1))
+    return next(names for names in each if len(set(names)) == len(names))
 
 
 def render(runs: Sequence[Recorded], names: Sequence[str]) -> str:
@@ -94,7 +86,8 @@ def render(runs: Sequence[Recorded], names: Sequence[str]) -> str:
     keys = list(dict.fromkeys(key for setting in settings for key in setting.values))
     differing = [key for key in keys if len({setting.values.get(key) for setting in settings}) > 1]
     finished = [setting for setting in settings if setting.accuracies]
-    what = [_listed(run.recipe.get(part, {}).get("name") or "a network" for run in runs) for part in ("model", "data")]
+    named = ([run.recipe.get(part, {}).get("name") or "a network" for run in runs] for part in ("model", "data"))
+    what = [", ".join(dict.fromkeys(each)) for each in named]
     number = {id(run): setting.number for setting in settings for run in setting.runs}
     reasons = {run.certificate.why_not_private or "no finite epsilon" for run in runs if not run.certificate.holds}
     return html.render(
@@ -118,7 +111,7 @@ def settings_of(runs: Sequence[Recorded]) -> list[Setting]:
     """The runs by what they share: recipe but for a seed, claim, classes and number of images."""
     groups: dict[str, tuple[dict[str, str], list[Recorded]]] = {}
     for run in runs:
-        values = _flat(run.recipe)
+        values = {key: str(value) for key, value in config.dotted(run.recipe).items()}
         values.pop("run.seed", None)
         values["training images"] = formats.count(run.certificate.public_inputs.num_examples)
         alike = json.dumps([values, claim_of(run), run.classes], sort_keys=True)
@@ -132,18 +125,6 @@ def claim_of(run: Recorded) -> list[str]:
     if not certificate.holds:
         return ["not private", "", ""]
     return [formats.epsilon_text(certificate.epsilon), formats.delta_text(certificate.delta), certificate.unit or ""]
-
-
-def _flat(values: dict[str, Any], above: str = "") -> dict[str, str]:
-    """Nested dictionaries as section.key, values as texts."""
-    found: dict[str, str] = {}
-    for key, value in values.items():
-        found |= _flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": str(value)}
-    return found
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(dict.fromkeys(names))
 
 
 def _setting_row(setting: Setting, keys: Sequence[str]) -> list[str]:
@@ -162,18 +143,14 @@ def _run_row(name: str, number: int, run: Recorded) -> list[str]:
 
 
 def _against_epsilon(settings: Sequence[Setting]) -> Chart | None:
-    """Of the private settings; None where there is none. Epsilons of other units or deltas are marked as such."""
+    """Of the private settings. Epsilons of other units or deltas are marked as such."""
     private = [setting for setting in settings if setting.certificate.holds]
-    if not private:
-        return None
     kinds = {setting.number: f"{setting.claim[2]}, delta {setting.claim[1]}" for setting in private}
     points = {setting.number: setting.certificate.epsilon or 0.0 for setting in private}
     return _scatter(private, points, kinds, formats.epsilon_text, "epsilon of one run")
 
 
 def _against_compute(settings: Sequence[Setting]) -> Chart | None:
-    if not settings:
-        return None
     kinds = {each.number: "private" if each.certificate.holds else "not private" for each in settings}
     points = {each.number: float(each.num_gradients) for each in settings}
     return _scatter(settings, points, kinds, amount, "gradients of single images")
@@ -185,8 +162,10 @@ def _scatter(
     kinds: dict[int, str],
     text: Callable[[float], str],
     what: str,
-) -> Chart:
-    """Medians as dots, from the least to the greatest accuracy as lines; a colour for each kind."""
+) -> Chart | None:
+    """Medians as dots, from the least to the greatest accuracy as lines; a colour for each kind. None of no setting."""
+    if not settings:
+        return None
     curves = []
     for colour, kind in zip(itertools.cycle(COLOURS), dict.fromkeys(kinds.values())):
         of_kind = [setting for setting in settings if kinds[setting.number] == kind]
@@ -200,10 +179,8 @@ def _scatter(
         f"setting {each.number} {formats.per_cent(each.median)} at {text(places[each.number])}" for each in settings
     ]
     described = f"Median accuracy against {what}: {'; '.join(told)}."
-    x_axis, panel = (
-        spanning(list(places.values()), text, what),
-        Panel("Held-out accuracy", curves, accuracies(curves), 260),
-    )
+    x_axis = spanning(list(places.values()), text, what)
+    panel = Panel("Held-out accuracy", curves, accuracies(curves), 260)
     return chart(x_axis, [panel], f"Accuracy against {what}", described, what.split()[0])
 
 

@@ -88,14 +88,14 @@ class Fit:
     def __init__(self, law: str, points: Sequence[Point]) -> None:
         sizes = sorted({point.batch_size for point in points})
         self.law, self.warnings = law, list[str]()
-        self.a, self.b = _least_squares(law, points)
-        self.left_out_error = _left_out_error(law, points, sizes)
         x = LAWS[law](np.array([float(point.batch_size) for point in points]))
         y = np.array([point.accuracy for point in points])
+        self.a, self.b = _least_squares(x, y)
         self._mean_x, self._spread_x, self._count = float(x.mean()), float(((x - x.mean()) ** 2).sum()), len(points)
         residuals = y - self.a - self.b * x
         self._plain_variance = float(residuals @ residuals) / (self._count - 2)
         self._table, self._x = _as_table(points, sizes), LAWS[law](np.array(sizes, dtype=float))
+        self.left_out_error = _left_out_error(x, y, self._x)
         self._paired = len(self._table) >= 2
         self.pairing_gain, self.plausibility = 1.0, self._plausibility() if self._paired else None
         if self._paired:
@@ -189,18 +189,15 @@ def rivals(fits: Sequence[Fit]) -> list[Fit]:
     return [found for found in fits[1:] if found.plausibility is None or found.plausibility >= _EXCLUDED]
 
 
-def _left_out_error(law: str, points: Sequence[Point], sizes: list[int]) -> float:
+def _left_out_error(x: np.ndarray, y: np.ndarray, places: np.ndarray) -> float:
     errors = []
-    for left_out in sizes:
-        a, b = _least_squares(law, [point for point in points if point.batch_size != left_out])
-        mean = np.mean([point.accuracy for point in points if point.batch_size == left_out])
-        errors.append(a + b * float(LAWS[law](np.array(float(left_out)))) - mean)
+    for left_out in places:
+        a, b = _least_squares(x[x != left_out], y[x != left_out])
+        errors.append(a + b * left_out - y[x == left_out].mean())
     return float(np.sqrt(np.mean(np.square(errors))))
 
 
-def _least_squares(law: str, points: Sequence[Point]) -> tuple[float, float]:
-    x = LAWS[law](np.array([float(point.batch_size) for point in points]))
-    y = np.array([point.accuracy for point in points])
+def _least_squares(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
     centred = x - x.mean()
     b = float(centred @ y / (centred @ centred))
     return float(y.mean() - b * x.mean()), b

@@ -58,7 +58,8 @@ def drawn(runs: Sequence[Run], facts: dict[str, Any]) -> tuple[Axis, Panel]:
     used, other = fits
     wanted = [(prediction["batch_size"], 100 * prediction["accuracy"]) for prediction in facts["predictions"]]
     sizes = [*batches, *(size for size, _ in wanted)]
-    x = Axis(min(sizes) / 1.2, max(sizes) * 1.2, [], "batch size at a constant sigma / B", is_log=True)
+    ticks = [(float(size), formats.count(size)) for size in sorted(set(sizes))]
+    x = Axis(min(sizes) / 1.2, max(sizes) * 1.2, ticks, "batch size at a constant sigma / B", is_log=True)
     grid = np.unique(np.geomspace(x.low, x.high, _POINTS).round().astype(int))
     low, value, high = 100 * np.array([[p.low, p.accuracy, p.high] for p in (predict(fits, int(n)) for n in grid)]).T
     dashed = [100 * other.predict(int(size)).accuracy for size in grid]
@@ -70,6 +71,4 @@ def drawn(runs: Sequence[Run], facts: dict[str, Any]) -> tuple[Axis, Panel]:
     if wanted:
         at, reached = zip(*wanted, strict=True)
         curves.append(Curve("predictions", at, reached, "third", markers=True, width=0))
-    ticks = [(float(size), formats.count(size)) for size in sorted(set(sizes))]
-    axis = Axis(x.low, x.high, ticks, x.label, is_log=True)
-    return axis, Panel("Held-out accuracy", curves, accuracies(curves), 300)
+    return x, Panel("Held-out accuracy", curves, accuracies(curves), 300)

@@ -104,13 +104,8 @@ def plan(
     sizes = batch_size, num_steps, noise_multiplier
     budget = Budget(num_examples, delta, epsilon, *sizes, accountant, images_per_unit=images_per_person or 1)
     _refuse_impossible(budget, images_per_person)
-    return _solved(budget, images_per_person)
-
-
-def _solved(budget: Budget, images_per_person: int | None) -> Plan:
     mechanism, _ = solve(budget)
-    delta, sigma = budget.delta, mechanism.noise_multiplier
-    spent = accountants.epsilon(mechanism, delta, budget.accountant)
+    sigma, spent = mechanism.noise_multiplier, accountants.epsilon(mechanism, delta, accountant)
     by_each = pick(spent, "epsilon", "epsilon_rdp", "epsilon_pld")
     facts: dict[str, Any] = {name: finite(value) for name, value in by_each.items()}
     facts |= pick(mechanism, "noise_multiplier", "batch_size", "num_examples", "sampling_prob", "num_steps")
@@ -121,7 +116,7 @@ def _solved(budget: Budget, images_per_person: int | None) -> Plan:
         facts["epsilon_tan"] = finite(gaussian.epsilon_tan(mechanism, delta))
         facts["overcharge"] = finite(gaussian.overcharge(mechanism, delta, spent.epsilon))
         facts |= trade.advice(mechanism, delta) if sigma > 0 and mechanism.num_steps > 0 else {}
-    warnings = warnings_of_delta(delta, budget.num_examples)
+    warnings = warnings_of_delta(delta, num_examples)
     if 0 < sigma < 2:
         what = "below sigma = 0.5 no budget is meaningful" if sigma < 0.5 else "below sigma = 2 a budget costs too much"
         warnings.append(f"{what}: a larger batch with as much more noise spends less (TAN, Figure 2)")

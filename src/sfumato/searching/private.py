@@ -48,8 +48,8 @@ FACTS, SELECTED = "paid-search.json", "selected"
 OWNER, TRIALS, PROGRESS = "owner", "trials", "progress.json"
 PUBLISHED = ("recipe.toml", "privacy.json", "ledger.jsonl", "metrics.jsonl", "model.safetensors", RESULT_FILE)
 """Of the selected run; besides, a report is written."""
-# Trains a recipe privately in a folder; or, where that says so, goes on there.
-Train = Callable[[ResolvedRecipe, Path, bool], Result]
+# Trains a resolved recipe privately in a folder; or, with ``resume``, goes on there.
+Train = Callable[..., Result]
 # How many of the scoring images a finished run judges right; one image moves it by at most 1.
 Score = Callable[[Path], int]
 
@@ -61,20 +61,25 @@ def private_search(options: SearchOptions) -> PrivateSearchResult:
 
     Args:
         options: The recipe's budget is that of the whole search. Scores look at the public images of ``data``, or have
-            ``score_noise``.
+            a positive ``score_noise``; exactly one of both is given.
 
     Raises:
         InputError: If the search cannot be.
         Interrupted, KeyboardInterrupt: What is finished is kept; the same call goes on.
     """
-    refuse_scores(options)
+    noise = options.score_noise
+    if (options.data is None) == (noise is None) or not (noise is None or noise > 0):
+        raise InputError(
+            "--paid compares trials by a score: on public images, by --data, or on held-out private ones, by "
+            "--score-noise S above 0 (in images; a hundredth of the split costs little). Give one of them."
+        )
     parsed, report, trust = options.parsed(), options.report, options.trust
     plan = resolve(parsed, loading.facts(parsed.data, options.root, report))
     space = options.space_for(plan.recipe)
     if options.space is None:  # other numbers of steps would be other budgets
         space = Space({name: group for name, group in space.groups.items() if STEPS not in group})
     shape = parsed.privacy.selection_shape if parsed.privacy else 0.0
-    every = paid_recipe(parsed, space, Selection(float(options.trials), shape, options.score_noise))
+    every = paid_recipe(parsed, space, Selection(float(options.trials), shape, noise))
     report(f"about {options.trials:g} private runs are expected; how many is secret: no more is said until the end")
     dataset, scoring = _load(options, parsed, every)
     judges = scoring.held_out_files  # in their places, unreadable ones too: their number is public
@@ -84,19 +89,16 @@ def private_search(options: SearchOptions) -> PrivateSearchResult:
     refuse_untrainable_choices(plan.recipe, space, dataset.facts, trust)
     trainer = Trainer(dataset, device=options.device, trust=trust)
 
-    def train(trial: ResolvedRecipe, where: Path, resume: bool) -> Result:
-        return trainer.run(trial, where, resume=resume)
-
     def score(where: Path) -> int:
         trained = load(where, trust)
         # What the score's noise covers is one image's own answer.
-        predict = predict_logits if options.score_noise is None else predict_each_alone
+        predict = predict_logits if noise is None else predict_each_alone
         return judged_right(trained.objective.decision_logits(predict(trained.model, judges)), judges)
 
     images = randomness.digest([dataset_digest(each) for each in (dataset, scoring)])
     reserved = None if options.budget is None else Reserved.of(plan, options.budget)
     with stop_on_sigterm():
-        result = paid_search(plan.recipe, space, Path(options.output), images, train, score, reserved)
+        result = paid_search(plan.recipe, space, Path(options.output), images, trainer.run, score, reserved)
     assert result.epsilon is not None and result.delta is not None, "every trial is private"
     return PrivateSearchResult(
         best=Selected(run=result.run, accuracy=min(max((result.score or 0.0) / len(judges), 0.0), 1.0)),
@@ -124,20 +126,6 @@ def _load(options: SearchOptions, parsed: Recipe, every: Recipe) -> tuple[Datase
             "Name public images of the same shape and classes."
         )
     return dataset, scoring
-
-
-def refuse_scores(options: SearchOptions) -> None:
-    """Refuses scores that nobody would pay for.
-
-    Raises:
-        InputError: Unless there is exactly one of public images and a positive noise.
-    """
-    noise = options.score_noise
-    if (options.data is None) == (noise is None) or not (noise is None or noise > 0):
-        raise InputError(
-            "--paid compares trials by a score: on public images, by --data, or on held-out private ones, by "
-            "--score-noise S above 0 (in images; a hundredth of the split costs little). Give one of them."
-        )
 
 
 def paid_recipe(recipe: Recipe, space: Space, selection: Selection) -> Recipe:
@@ -293,7 +281,7 @@ def _best(
             shutil.rmtree(trial)
         stopped(None)
         try:
-            while train(apply(recipe, settings), trial, trial.exists()).num_lost:
+            while train(apply(recipe, settings), trial, resume=trial.exists()).num_lost:
                 shutil.rmtree(trial)
         except Interrupted:
             stopped(name)

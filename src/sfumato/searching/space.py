@@ -105,7 +105,7 @@ def read_space(path: Path) -> Space:
         what = f"{wrong[0]} is no group" if wrong else "it names nothing to search"
         raise InputError(f'{path}: {what}. Write a table [group] with keys such as "optimizer.learning_rate" = [1.0].')
     groups = {
-        name: {key: _choices(path, key, values) for key, values in _flat(table).items()}
+        name: {key: _choices(path, key, values) for key, values in config.dotted(table, but=("low", "high")).items()}
         for name, table in tables.items()
     }
     keys = [key for group in groups.values() for key in group]
@@ -113,15 +113,6 @@ def read_space(path: Path) -> Space:
     if twice is not None:
         raise InputError(f"{path} names {twice} in two groups. Leave it in one.")
     return Space(groups)
-
-
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as dotted keys; a table with low and high is a range."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        is_table = isinstance(value, dict) and not {"low", "high"} & value.keys()
-        flat |= _flat(value, f"{prefix}{key}.") if is_table else {prefix + key: value}
-    return flat
 
 
 def _choices(path: Path, key: str, values: Any) -> list[Any] | Range:

@@ -131,11 +131,9 @@ def finished(study: "Study") -> dict[str, Outcome]:
     found: dict[str, Outcome] = {}
     for trial in study.get_trials(deepcopy=False):
         facts = trial.user_attrs
-        if trial.state.name == "COMPLETE":
-            augtest = None if facts["augtest"] is None else tuple(facts["augtest"])
-            found.setdefault(facts["slot"], Outcome(facts["settings"], tuple(facts["accuracies"]), augtest))
-        elif trial.state.name == "PRUNED":
-            found.setdefault(facts["slot"], Outcome(facts["settings"], None))
+        if trial.state.name in ("COMPLETE", "PRUNED"):  # one that was given up has no accuracies
+            accuracies, augtest = (facts.get(key) and tuple(facts[key]) for key in ("accuracies", "augtest"))
+            found.setdefault(facts["slot"], Outcome(facts["settings"], accuracies, augtest))
     return found
 
 
@@ -208,7 +206,7 @@ def _agree(study: "Study", search: Search, url: "URL") -> None:
 
 def _storage(url: "URL", heartbeat: int, grace: int) -> "RDBStorage":
     from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
-    from sqlalchemy import exc
+    from sqlalchemy import event, exc
 
     is_file = url.get_backend_name() == "sqlite"
     text, again = url.render_as_string(hide_password=False), RetryHeartbeatStaleTrialCallback()
@@ -225,24 +223,12 @@ def _storage(url: "URL", heartbeat: int, grace: int) -> "RDBStorage":
                 raise
             time.sleep(0.2)
     if is_file:
-        _lock_from_the_first_read(storage.engine)
+        # Every transaction takes the file's lock when it begins. Python's driver begins one at the first write only:
+        # two workers may then both read that a trial is waiting, and both take it.
+        event.listen(storage.engine, "connect", lambda connection, _: setattr(connection, "isolation_level", None))
+        event.listen(storage.engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+        storage.engine.dispose()  # connections made before
     return storage
-
-
-def _lock_from_the_first_read(engine: Any) -> None:
-    """Makes every transaction on SQLite take the file's lock when it begins.
-
-    Python's driver begins one at the first write only. Two workers may then both read that a trial
-    is waiting, and both take it.
-    """
-    from sqlalchemy import event
-
-    def leave_transactions_alone(connection: Any, record: Any) -> None:
-        connection.isolation_level = None
-
-    event.listen(engine, "connect", leave_transactions_alone)
-    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
-    engine.dispose()  # connections made before
 
 
 def parse_url(text: str) -> "URL":

@@ -92,16 +92,16 @@ def judge(claim: Claim, sweep: Sweep) -> Verdict:
         return _peak(claim, sweep)
     if claim.rule in ("above", "near"):
         [these], [those] = (_cells(claim, sweep, where) for where in (claim.these, claim.those))
-        found, is_octaves = difference(these, those, sweep.paired), False
+        found = difference(these, those, sweep.paired)
     else:
         moves = zip(_best(claim, sweep, claim.these), _best(claim, sweep, claim.those), strict=True)
-        found, is_octaves = interval([math.log2(new / old) for new, old in moves]), True
+        found = interval([math.log2(new / old) for new, old in moves])
     low, high = found.low, found.high
     if claim.rule in ("near", "best stays"):
         holds, contradicts = max(-low, high) <= claim.margin, max(low, -high) > claim.margin
     else:
         holds, contradicts = (high < 0, low > 0) if claim.rule == "best falls" else (low > 0, high < 0)
-    return _said(claim, found, holds, contradicts, is_octaves)
+    return _said(claim, found, holds, contradicts)
 
 
 def interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
@@ -142,10 +142,10 @@ def _quantile(freedom: float, confidence: float) -> float:
     return float(t.ppf(0.5 + confidence / 2, freedom))
 
 
-def _said(claim: Claim, found: Interval, holds: bool, contradicts: bool, is_octaves: bool = False) -> Verdict:
+def _said(claim: Claim, found: Interval, holds: bool, contradicts: bool) -> Verdict:
     verdict: Answer = "holds" if holds else "opposite" if contradicts else "open"
     low, high = finite(found.low), finite(found.high)
-    unit: Literal["accuracy", "octaves"] = "octaves" if is_octaves else "accuracy"
+    unit: Literal["accuracy", "octaves"] = "octaves" if claim.rule.startswith("best") else "accuracy"
     return Verdict(says=claim.says, verdict=verdict, value=found.value, low=low, high=high, unit=unit)
 
 

@@ -15,7 +15,7 @@ from sfumato.json_record import pick
 from sfumato.planning.resolve import Plan
 from sfumato.run_folder.files import write_json
 from sfumato.studies.claims import Claim, Verdict, judge
-from sfumato.studies.grid import cells_of, flat, for_sharing, in_words
+from sfumato.studies.grid import cells_of, for_sharing, in_words
 from sfumato.studies.plan import Planned, SweepOptions, plan_sweep
 from sfumato.studies.result import Cell, CellRun, Sweep
 
@@ -62,7 +62,7 @@ class Study(_Closed):
     def _refuse_what_its_sweep_cannot_show(self) -> "Study":
         if not self.grid and not self.cells:
             return self  # `sweep` refuses it
-        cells = cells_of(self.grid, [flat(cell) for cell in self.cells])
+        cells = cells_of(self.grid, [config.dotted(cell) for cell in self.cells])
         known = list(dict.fromkeys(key for cell in cells for key in cell))
         for name, keys in (("tuned", self.tuned), ("axes", self.axes)):
             other = next((key for key in keys if key not in known), None)
@@ -162,7 +162,7 @@ def options_of(study: Study, **options: Any) -> SweepOptions:
     """The sweep of a figure; ``options`` as `SweepOptions` takes them."""
     asked: dict[str, Any] = {"seeds": study.seeds} | options
     asked["paired"] = asked.get("paired", False) or study.paired
-    cells = [flat(cell) for cell in study.cells]
+    cells = [config.dotted(cell) for cell in study.cells]
     return SweepOptions(study.recipe, study.grid, cells, settings=settings_of(study), axes=study.axes, **asked)
 
 
@@ -174,7 +174,7 @@ def plan_figure(study: Study, *, seeds: int | None = None, paired: bool = False)
 
 def settings_of(study: Study) -> dict[str, Any]:
     """What is set, or taken out (None), in every cell."""
-    return {**dict.fromkeys(study.unset), **flat(study.settings)}
+    return {**dict.fromkeys(study.unset), **config.dotted(study.settings)}
 
 
 def cost(plans: Sequence[Plan]) -> Cost:

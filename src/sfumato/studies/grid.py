@@ -68,15 +68,7 @@ def read_cells(path: Path) -> list[Settings]:
     listed = values.get("cell")
     if set(values) != {"cell"} or not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
         raise InputError(f"{path} is no list of cells. Write a [[cell]] table for each, with keys of a recipe.")
-    return [flat(each) for each in listed]
-
-
-def flat(table: Mapping[str, Any], prefix: str = "") -> Settings:
-    """Nested tables as settings with dotted keys."""
-    settings: Settings = {}
-    for key, value in table.items():
-        settings |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return settings
+    return [config.dotted(each) for each in listed]
 
 
 def cells_of(grid: Mapping[str, Sequence[Any]], listed: Sequence[Mapping[str, Any]] = ()) -> list[Settings]:

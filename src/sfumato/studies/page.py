@@ -1,17 +1,14 @@
 """sweep.html: one plot of the metric against the first key, with a line for each value of the second, and the table."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sfumato.accounting import formats
 from sfumato.reporting import html
-from sfumato.reporting.charts import COLOURS, LOGARITHMIC_FROM, Axis, Chart, Curve, Panel, accuracies, chart, figure_of
+from sfumato.reporting.charts import COLOURS, LOGARITHMIC_FROM, Axis, Chart, Curve, Panel, accuracies, chart
 from sfumato.studies.grid import in_words
 from sfumato.studies.result import Cell, Sweep
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MOST_LINES = 12
 
@@ -37,7 +34,7 @@ def _figure(sweep: Sweep) -> tuple[Chart, str]:
     caption += "; bands are one standard deviation between runs." if sweep.seeds > 1 else "; one run each."
     if len(lines) > MOST_LINES:
         caption += f" The first {MOST_LINES} of {len(lines)} lines."
-    x, panel = _panel(sweep)
+    x, panel = panel_of(sweep)
     return chart(x, [panel], "Accuracy of the cells", described), caption
 
 
@@ -76,12 +73,7 @@ def lines_of(sweep: Sweep) -> list[tuple[str, list[tuple[Any, Cell]]]]:
     return list(lines.items())
 
 
-def plot(sweep: Sweep) -> "Figure":
-    """The page's plot as a figure of matplotlib's own."""
-    return figure_of(*_panel(sweep))
-
-
-def _panel(sweep: Sweep) -> tuple[Axis, Panel]:
+def panel_of(sweep: Sweep) -> tuple[Axis, Panel]:
     """The first lines, in per cent, over an axis that has a place for each value."""
     lines = lines_of(sweep)[:MOST_LINES]
     values = list(dict.fromkeys(_text(x) for _, line in lines for x, _ in line))

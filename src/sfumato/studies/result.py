@@ -155,10 +155,11 @@ class Sweep(Record):
         ]
 
     def plot(self) -> "Figure":
-        """Accuracy against the first key, a line for each value of the second."""
-        from sfumato.studies.page import plot
+        """The page's plot as a figure of matplotlib's own."""
+        from sfumato.reporting.charts import figure_of
+        from sfumato.studies.page import panel_of
 
-        return plot(self)
+        return figure_of(*panel_of(self))
 
     def as_csv(self) -> str:
         """One line for each cell."""
