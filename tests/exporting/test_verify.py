@@ -89,7 +89,7 @@ def swapped_onnx(folder):
     model = onnx.load(path)
     last = next(tensor for tensor in model.graph.initializer if tensor.dims and tensor.dims[0] == 2)
     numbers = np.frombuffer(last.raw_data, np.float32).copy()
-    numbers[: len(numbers) // 2] += 0.01  # of one class
+    numbers[: len(numbers) // 2] += 0.1  # of one class
     last.raw_data = numbers.tobytes()
     onnx.save(model, path)
 

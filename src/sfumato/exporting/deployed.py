@@ -48,9 +48,13 @@ class Deployed(nn.Module):
         self.register_buffer("shifts", zeros if calibration.shifts is None else torch.tensor(calibration.shifts))
         self.register_buffer("boundaries", torch.tensor([_in_float32(each) for each in calibration.boundaries]))
 
-    def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def decisive(self, pixels: torch.Tensor) -> torch.Tensor:
+        """(rows, classes): the outputs that decide."""
         images = pixels.permute(0, 3, 1, 2).float() * self.scale - self.shift
-        decisive = self.model(images) + self.decision_shift
+        return self.model(images) + self.decision_shift
+
+    def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        decisive = self.decisive(pixels)
         if self.is_multilabel:
             probabilities = torch.sigmoid(decisive / self.temperature)
             named = decisive > 0 if self.names_the_largest else probabilities >= self.boundaries

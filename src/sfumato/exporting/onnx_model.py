@@ -28,7 +28,8 @@ _ROWS, _NUMBERS = 32, 2**21
 _LARGEST = 2**25
 """Numbers in one value of the graph, for so many rows at once."""
 _TOLERANCE = 1e-5
-"""Of a probability; more where a temperature below 0.1 enlarges roundings of the outputs."""
+_ROUNDING = 1e-6
+"""Of a probability; or, where that is more, of the largest output over the temperature, which enlarge roundings."""
 
 
 def write(trained: Trained, path: Path, certificate: Certificate) -> None:
@@ -110,7 +111,7 @@ def findings(trained: Trained, path: Path, certificate: Certificate) -> list[str
     options = runtime.SessionOptions()
     options.log_severity_level = 4  # what is wrong is raised
     options.intra_op_num_threads = 1
-    worst, misnamed, deployed = 0.0, 0, Deployed(trained).eval()
+    worst, largest, misnamed, deployed = 0.0, 0.0, 0, Deployed(trained).eval()
     rows = max(4, min(_ROWS, _NUMBERS // math.prod(trained.shape)))
     with refusing(f"{path.name} cannot be run", _ANEW, Exception), torch.no_grad():
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -119,7 +120,8 @@ def findings(trained: Trained, path: Path, certificate: Certificate) -> list[str
             classes, shares = (value.numpy() for value in deployed(pixels))
             worst = max(worst, float(np.abs(probabilities - shares).max()))
             misnamed += int((decided != classes).sum())
-    if not worst <= _TOLERANCE * max(1.0, 0.1 / deployed.temperature) or misnamed:
+            largest = max(largest, float(deployed.decisive(pixels).abs().max()))
+    if not worst <= max(_TOLERANCE, _ROUNDING * largest / deployed.temperature) or misnamed:
         answers = f"{misnamed} of {rows} made-up images get another class, probabilities differ by up to {worst:.1e}"
         wrong.append(f"{path.name} answers otherwise than the weights: {answers}")
     return wrong
