@@ -41,7 +41,7 @@ browser: $(STAMP)
 	@command -v chromium || [ "$$(id -u)" = 0 ] || { echo "error: no chromium. Let root run: apt-get install chromium"; exit 1; }
 	command -v chromium || { apt-get update && apt-get install --yes chromium; }
 	$(INSTALL) '.[browser]'
-	$(PYTEST) tests/reporting/test_browser.py
+	$(PYTEST) tests/reporting/test_browser.py tests/test_site.py
 
 lint: $(STAMP)
 	$(VENV)/bin/ruff check --no-cache .

@@ -1,6 +1,7 @@
 """The documentation as a site: strict, whole, and alone."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,3 +33,23 @@ def test_no_link_within_is_broken_and_no_page_asks_for_anything_from_elsewhere(s
 def test_the_interface_in_python_is_told_whole(site):
     text = (site / "api.html").read_text()
     assert [name for name in sfumato.__all__ if f'id="sfumato.{name}"' not in text] == []
+
+
+def test_a_screen_reader_and_a_keyboard_reach_all_of_it(site):
+    """As axe-core finds, where a browser is here: `make browser`."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    axe = pytest.importorskip("axe_playwright_python.base")
+    found = set()
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for scheme in ("light", "dark"):
+            context = browser.new_context(color_scheme=scheme)
+            for path in site.glob("*.html"):
+                page = context.new_page()
+                page.goto(path.as_uri())
+                page.evaluate(axe.AXE_SCRIPT)
+                told = page.evaluate("axe.run(document)")["violations"]
+                found |= {(path.name, each["id"]) for each in told}
+                page.close()
+        browser.close()
+    assert found <= {("search.html", "page-has-heading-one")}  # it is written by its script
