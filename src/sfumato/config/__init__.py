@@ -6,6 +6,7 @@ one; a key left out takes its default here or is filled in by a stated rule when
 the run starts, and the resolved recipe in the run folder holds every value.
 """
 
+import ast
 import difflib
 import functools
 import itertools
@@ -255,14 +256,26 @@ def explained(asked: str | None = None) -> list[dict[str, Any]]:
     """
     if asked is not None and asked not in known_keys():
         raise InputError(_explain_unknown(asked.split(".")))
-    rows = []
+    rows, told = [], _told_below_fields()
     for name, kind in _kinds().items():
         for key, field in kind.model_fields.items():
             default = None if field.is_required() else field.get_default(call_default_factory=True)
-            means = " ".join((field.description or "").split())
+            means = " ".join(told.get((kind.__name__, key), "").split())
             row = {"key": f"{name}.{key}", "type": _in_words(field.annotation), "default": default, "means": means}
             rows.append(row)
     return [row for row in rows if asked in (None, row["key"], str(row["key"]).partition(".")[0])]
+
+
+def _told_below_fields() -> dict[tuple[str, str], str]:
+    """What stands below each field of each section's class. pydantic would read it whenever a command starts."""
+    tree = ast.parse(Path(__file__).with_name("sections.py").read_text(encoding="utf-8"))
+    return {
+        (node.name, ast.unparse(field.target)): ast.literal_eval(below.value)
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+        for field, below in itertools.pairwise(node.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr)
+    }
 
 
 def _in_words(kind: Any) -> str:

@@ -28,11 +28,9 @@ class MayChange:
 
 
 class Section(pydantic.BaseModel):
-    """One section of a recipe: immutable, and closed to unknown keys. What stands below a key is its description."""
+    """One section of a recipe: immutable, and closed to unknown keys."""
 
-    model_config = pydantic.ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True
-    )
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class DataConfig(Section):
