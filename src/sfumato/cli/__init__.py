@@ -58,7 +58,9 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         if hasattr(error, "format_message"):  # typer's usage errors, whose class depends on its version
             context = getattr(error, "ctx", None)
-            return _fail(2, f"{error.format_message()} See `{context.command_path if context else 'sfumato'} --help`.")
+            said = error.format_message()
+            said += "" if said.endswith((".", "?")) else "."
+            return _fail(2, f"{said} See `{context.command_path if context else 'sfumato'} --help`.")
         # By name: torch's own is not imported here.
         if type(error).__name__ in ("MemoryError", "OutOfMemoryError") or "can't allocate memory" in str(error):
             remedy = "Lower training.microbatch_size, or leave it out; a run goes on with --resume."

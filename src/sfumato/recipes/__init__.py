@@ -30,7 +30,7 @@ def find(name: str) -> Path:
         InputError: If there is none of that name; the nearest is given.
     """
     if name not in names() and Path(name).is_dir():
-        command = f"sfumato train image-folder --data-root {shlex.quote(name)} --epsilon 8"
+        command = f"sfumato train image-folder --data-root {shlex.quote(name)} --epsilon 3"
         raise InputError(f"{name} is a folder, no recipe. For images in it: {command}")
     if name not in names():
         near = difflib.get_close_matches(name, names(), n=1, cutoff=0.3)
