@@ -129,6 +129,7 @@ def told(page):
             "sfumato": sfumato,
             "images": pets.images,
             "labels": [place % 2 for place in range(40)],
+            "owners": [f"P{place // 2}" for place in range(40)],
             "train_set": pets,
             "test_set": Pets(1),
         },

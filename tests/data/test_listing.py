@@ -323,8 +323,8 @@ def test_a_column_has_what_json_has(table):
     rows = [("a.png", True, 1.5), ("sub/b.png", False, None), ("ü.png", True, "x")]
     lines = [json.dumps({"file_name": name, "label": "cat", "ill": ill, "grade": grade}) for name, ill, grade in rows]
     (table / "metadata.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    assert column(table, "ill") == {"a.png": "true", "sub/b.png": "false", "ü.png": "true"}
-    assert column(table, "grade") == {"a.png": "1.5", "sub/b.png": "", "ü.png": "x"}
+    assert column(table, "ill", DataConfig(name="folder")) == {"a.png": "true", "sub/b.png": "false", "ü.png": "true"}
+    assert column(table, "grade", DataConfig(name="folder")) == {"a.png": "1.5", "sub/b.png": "", "ü.png": "x"}
 
 
 def test_a_column_says_which_part_an_image_belongs_to(tmp_path, write_image):

@@ -19,7 +19,7 @@ import sfumato
 from sfumato import cli
 from sfumato.clipping import clipped_grad
 from sfumato.config import DataConfig
-from sfumato.data import layouts
+from sfumato.data import layouts, objects
 from sfumato.errors import InputError
 from sfumato.evaluation.augtest import decide_together
 from sfumato.evaluation.calibration import uncalibrated
@@ -200,6 +200,8 @@ def test_arrays_give_what_the_table_gives(folder, tmp_path):
     other = sfumato.train("image-folder", tmp_path / "folder", settings=settings, data_root=folder)
     assert (one.auroc, one.accuracy) == (other.auroc, other.accuracy)
     assert sfumato.evaluate(of_arrays, given["test"]).auroc == one.auroc
+    part = objects._Part([(None, [])], "data")
+    assert part.findings([], LABELS, "data[0]") == (0, 0, 0)  # the names that it has: none
     wrong = given["data"][0], given["data"][1] + 2
     refused("Give 3 numbers", sfumato.train, "image-folder", tmp_path / "wrong", settings=asked, data=wrong)
 
@@ -465,10 +467,10 @@ def clinic(root, kind):
     write(root, columns, rows, "Data_Entry_2017.csv")
     (root / "test_list.txt").write_text("00000001_000.png\n")
     (root / "README_CHESTXRAY.pdf").write_bytes(b"%PDF")
-    return "([0-9]+)_[0-9]+[.]png"
+    return "Patient ID" if "column" in kind else "([0-9]+)_[0-9]+[.]png"
 
 
-@pytest.mark.parametrize("kind", ["chexpert", "nih"])
+@pytest.mark.parametrize("kind", ["chexpert", "nih", "nih, by a column"])
 def test_folders_of_clinics_are_read_as_they_unpack_after_one_remedy(tmp_path, kind):
     root = tmp_path / "images"
     person = clinic(root, kind)
@@ -483,3 +485,17 @@ def test_folders_of_clinics_are_read_as_they_unpack_after_one_remedy(tmp_path, k
     assert words[::2] == ["--set"] * len(remedy) and {"Cardiomegaly", "Edema"} <= set(said["data.classes"])
     result = sfumato.train("image-folder", tmp_path / "run", settings=settings | said, data_root=root)
     assert "one person" in result.unit and (tmp_path / "run" / "model.safetensors").exists()
+    if kind != "chexpert":  # in one table
+        facts = json.loads((tmp_path / "run" / "privacy.json").read_text())["public_inputs"]
+        assert facts["num_people"] + facts["num_held_out"] / 2 == 39
+        groups = sfumato.evaluate(tmp_path / "run", root, by="Follow-up #").groups
+        assert [(group.value, group.num_images) for group in groups] == [("0", 39), ("1", 39)]
+
+
+def test_a_table_of_one_finding_each_or_none_is_of_several_labels_by_its_remedy(tmp_path):
+    rows = [["a.png", "dot"], ["b.png", "No Finding"], ["c.png", "left"]]
+    for name, _ in rows:
+        Image.new("L", (12, 12)).save(tmp_path / name)
+    write(tmp_path, ["Image Index", "Finding Labels"], rows, "Data_Entry.csv")
+    refused('"dot", "left".*--set data.task=multilabel$', listed, tmp_path)
+    assert listed(tmp_path, tables=["Data_Entry.csv"], task="multilabel")["b.png"] == (0, 0, 0)

@@ -73,6 +73,14 @@ def test_a_line_that_is_indented_goes_on_with_the_one_before():
     assert (heading.paper, heading.paper_accuracy, heading.ours) == ("39.2 % (one run)", 0.392, "40.0 % (one run)")
 
 
+@pytest.mark.parametrize("name", recipes.names())
+def test_a_heading_is_whole_and_its_command_is_of_its_own_file(name):
+    text = recipes.find(name).read_text(encoding="utf-8")
+    assert read_heading(text).source.endswith(".")
+    commands = re.findall(r"^# +sfumato train ([\w./-]+)", text, re.MULTILINE)
+    assert commands[-1:] in ([], [name])  # others may make its weights before
+
+
 def test_points_gained_are_no_accuracy():
     assert read_heading("# Sander et al. 2022, Table 6: x.\n# Paper: +1.3 points against half.\n").paper is None
 

@@ -80,6 +80,11 @@ def test_they_are_computed_once_for_the_same_weights_and_images(monkeypatch):
     relabelled = dataclasses.replace(images, labels=images.labels.flip(0))
     assert count(backbone(), relabelled) == 0  # they do not depend on labels
     assert count(backbone(), images) == 0
+    trained = backbone().requires_grad_(False)
+    last = trained._model.get_submodule(trained._name).requires_grad_()
+    count(trained, images)
+    torch.nn.init.ones_(last.weight)
+    assert count(trained, images) == 0  # nor on what is trained behind them
 
 
 class Scaled(torch.nn.Module):

@@ -15,7 +15,7 @@ from torch import nn
 
 import sfumato
 from sfumato.clipping.protocol import ClippedGrad
-from sfumato.errors import MachineError
+from sfumato.errors import InputError, MachineError
 from sfumato.run_folder import ledger
 from sfumato.run_folder.ledger import Ledger
 from sfumato.training.state import Ema
@@ -70,6 +70,9 @@ def test_a_loop_takes_the_whole_plan_and_certifies_it(tmp_path):
     assert (found.num_steps, found.num_applied, found.num_lost, found.ledger_lines) == (12, 12, 0, 13)
     assert "its author's word" in found.not_covered[0] and stat.S_IMODE((folder / "owner").stat().st_mode) == 0o700
     assert list(begin(folder)) == []  # it has ended
+    for asked in (sfumato.verify, sfumato.report, sfumato.load):
+        with pytest.raises(InputError, match="is of a loop of your own"):
+            asked(folder)
 
 
 def test_samples_are_poisson_and_noise_has_its_scale_each_time_anew(tmp_path):

@@ -26,6 +26,11 @@ def test_private_runs_have_keys_of_their_own_and_their_updates_add_up(tmp_path, 
     parts = [mechanism.replace(num_steps=3)] * 3
     assert sfumato.epsilon(parts, one["delta"]).epsilon == found["epsilon_together"]
     assert json_of(capsys, "epsilon", runs[0]["run"], "--delta", 1e-3)["epsilon"] < one["epsilon"]
+    sfumato.train("demo/digits", tmp_path / "fewer", settings={**TINY, "data.split": "train"})  # of fewer images
+    capsys.readouterr()
+    both = json_of(capsys, "epsilon", runs[0]["run"], tmp_path / "fewer")["epsilon"]
+    fewer = json_of(capsys, "epsilon", tmp_path / "fewer", "--delta", one["delta"])["epsilon"]
+    assert max(one["epsilon"], fewer) < both <= one["epsilon"] + fewer
     accuracies = [run["accuracy"] for run in runs]
     assert found["accuracy"] == pytest.approx(sum(accuracies) / 3)
     spread = (sum((each - found["accuracy"]) ** 2 for each in accuracies) / 2) ** 0.5

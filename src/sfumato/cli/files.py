@@ -80,8 +80,8 @@ def _show_norms(facts: dict[str, Any]) -> None:
 
 
 def epsilon(runs: list[Path], *, delta: float | None = None, json_: bool = False) -> None:
-    """Says what several runs on the same images spend together: epsilon of somebody who sees all of them. Whether the
-    images are the same is your word.
+    """Says what several runs on the same images spend together: epsilon, for whoever is in all of them, of somebody who
+    sees all of them. Images may have been added or taken out between runs.
 
     Args:
         runs: Their folders.
@@ -103,14 +103,13 @@ def epsilon(runs: list[Path], *, delta: float | None = None, json_: bool = False
             raise InputError(f"{run} is not private: what it shows has no epsilon, alone or with others. Leave it out.")
         if claim.get("selected_from") is not None:
             raise InputError(f"{run} was selected from others: no epsilon is known beside other runs. Leave it out.")
-    units = {(line.num_examples, line.unit, line.images_per_unit) for line in lines}
-    if len(units) > 1:
+    if len({(line.unit, line.images_per_unit) for line in lines}) > 1:
         raise InputError(
-            "these runs are of other numbers of images, or of other units (an image, a person): no one epsilon covers "
-            "them. Name runs of one unit and one number of images."
+            "these runs are of other units (an image, a person with several): no one epsilon covers them. Name runs of "
+            "one unit."
         )
     delta = min(line.delta for line in lines if line.delta is not None) if delta is None else delta
-    spent = epsilon_together([line.mechanism for line in lines], delta)
+    spent = epsilon_together([line.mechanism for line in lines], delta, parts_of_data=True)
     facts = {
         "epsilon": finite(spent.epsilon),
         "delta": delta,
@@ -120,9 +119,7 @@ def epsilon(runs: list[Path], *, delta: float | None = None, json_: bool = False
     said = (
         f"{len(runs)} runs together: epsilon {formats.epsilon_text(spent.epsilon)} at delta {formats.delta_text(delta)}"
     )
-    output.answer(
-        facts, json_, lambda facts: output.say(f"{said}, for one {facts['unit']}, if the images are the same")
-    )
+    output.answer(facts, json_, lambda facts: output.say(f"{said}, for one {facts['unit']} of all of them"))
 
 
 def schema(name: str) -> None:

@@ -292,7 +292,7 @@ def show_result(result: "Result", trust: list[str]) -> None:
     accuracy, last, balanced, majority = map(output.per_cent, shares)
     low, high = map(output.per_cent, result.accuracy_interval or (None, None))
     accuracies = f"held-out accuracy {accuracy} ({low} to {high}; last weights {last}), balanced {balanced}"
-    output.say(f"{accuracies}; always naming the largest class: {majority}")
+    output.say(f"{accuracies}; always the most frequent answer: {majority}")
     output.print_augtest(result.test_views, result.accuracy_augtest_vote, result.accuracy_augtest_mean)
     if result.holds:
         _show_guarantee(result)

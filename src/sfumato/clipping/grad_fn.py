@@ -17,8 +17,8 @@ from sfumato.errors import InputError
 
 _NO_KEY = (
     "the model draws random numbers: give key, 32 bytes of this step alone, and example_ids, the "
-    "number of each image. A place in the batch is no such number, since one image more would "
-    "change all others' masks."
+    "number of each image (in a PrivateLoop key=update.key, example_ids=update.indices). A place in the batch is no "
+    "such number, since one image more would change all others' masks."
 )
 # From the indices of a microbatch's examples to their inputs, (m, ...) or (m, K, ...), and targets.
 Load = Callable[[torch.Tensor], Sequence[torch.Tensor]]

@@ -98,8 +98,9 @@ class DataConfig(Section):
     std: list[Spread] | None = None
     """Public constant per channel, by which images are divided."""
     group_by: str | None = None
-    """What makes images belong together (a person): "group", the column of a table of labels; "PatientID", of DICOM
-    files, which is not written anywhere; or a regular expression whose first group is read from each relative path."""
+    """What makes images belong together (a person): a column of the tables of labels, such as "group"; "PatientID", of
+    DICOM files, which is not written anywhere; or a regular expression whose first group is read from each relative
+    path."""
 
     def stored_size(self, image_size: int) -> int:
         """Height and width of the images that parts of `image_size` are taken of."""

@@ -39,7 +39,7 @@ HELD_OUT_FRACTION = 0.2
 PATIENT_ID = "PatientID"
 """The group in the header of DICOM files. It is named to nobody: what is said of such groups names files."""
 Part = Literal["train", "valid", "test"]
-_GROUP = "Put what names a person in parentheses, as in '(patient[0-9]+)'; 'group' alone is a table's column."
+_GROUP = "Put what names a person in parentheses, as in '(patient[0-9]+)', or name a column of a table."
 MOST_NAMED = 5
 """Names that a line for the user gives as examples."""
 
@@ -173,7 +173,7 @@ def _pattern(layout: str) -> re.Pattern[str]:
 
 def with_groups(config: DataConfig, files: Sequence[ImageFile], root: Path, report: Report) -> list[ImageFile]:
     """The same files with the groups (people) that `data.group_by` tells: as the folder states them, as DICOM files do,
-    or read from each name by a pattern's first group. None: without groups.
+    as a column of a table states them, or read from each name by a pattern's first group. None: without groups.
 
     Raises:
         InputError: If a file has no group, or the pattern is none.
@@ -193,9 +193,15 @@ def with_groups(config: DataConfig, files: Sequence[ImageFile], root: Path, repo
     else:
         with refusing(f"data.group_by = {group_by!r} is no regular expression", _GROUP, re.error):
             expression = re.compile(group_by)
-        if not expression.groups:
-            raise InputError(f"data.group_by = {group_by!r} has no (group) to read from a path. {_GROUP}")
-        named = [match[1] if (match := expression.search(file.name)) else None for file in files]
+        if expression.groups:
+            named = [match[1] if (match := expression.search(file.name)) else None for file in files]
+        else:
+            is_stated, lacks = True, f"data.group_by = {group_by!r} has no (group) to read from a path"
+            try:
+                stated = tables.column(root, group_by, config)
+            except InputError as error:
+                raise InputError(f"{lacks}. {_GROUP} As a column: {error}") from None
+            named = [stated.get(file.name) for file in files]
     groups = [unicodedata.normalize("NFC", (group or "").strip()) for group in named]
     grouped = [dataclasses.replace(file, group=group) for file, group in zip(files, groups, strict=True)]
     lost = [file.name for file in grouped if not file.group]

@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from sfumato.config import DataConfig
 from sfumato.data.listing import (
     EXTENSIONS,
     FILE_COLUMNS,
@@ -186,7 +187,7 @@ def refuse_other_tables(root: Path, found: Found) -> None:
             continue
         named.append(name)
         if len(each) < 2:
-            has_signs |= any(re.search("[|;]", cell) for cell in stated)
+            has_signs |= _NONE in stated or any(re.search("[|;]", cell) for cell in stated)
             each = sorted({part.strip() for cell in stated for part in re.split("[|;]", cell)} - {"", _NONE})
         classes |= dict.fromkeys(each)
     if not named:
@@ -254,24 +255,31 @@ def _rows(
     return rows
 
 
-def column(root: Path, name: str) -> dict[str, str]:
+def column(root: Path, name: str, data: DataConfig) -> dict[str, str]:
     """What the folder's tables state in one of their other columns, by the image's name; "" where a cell is empty.
+
+    Args:
+        root: The folder.
+        name: The column's.
+        data: Which other tables there are, and what is left out.
 
     Raises:
         InputError: If there is no table, or a table has no such column.
     """
-    tables = find_files(root).tables
-    if not tables:
+    files = find_files(root, data.exclude, data.tables, must_name=False)
+    if not files.tables:
         raise InputError(f"{root} has no table, so no column {name!r}. Write one: labels.csv, or metadata.csv.")
     found: dict[str, str] = {}
-    for table in tables:
+    by_end = names_by_end([file.name for file in files.images])
+    for table in files.tables:
         header, lines = _read(table)
         if header.count(name) != 1:
             raise InputError(f"{table} has no one column {name!r}: it has {', '.join(header)}. Name one of these.")
+        of_files = FILE_COLUMNS.get(table.name) or _columns(header, lines)[0] or "file"
         for _, cells in lines:
-            value, path = cells.get(name), _name_of(table, root, _text(cells.get(FILE_COLUMNS[table.name])))
+            value, path = cells.get(name), _text(cells.get(of_files))
             text = value if isinstance(value, str) else "" if value is None else json.dumps(value, sort_keys=True)
-            found[path] = text.strip()
+            found[_name_of(table, root, path) if table.name in FILE_COLUMNS else _found(path, by_end)] = text.strip()
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sfumato.config import Recipe
+from sfumato.config import DataConfig, Recipe
 from sfumato.data import loading, tables
 from sfumato.data.folders import labelled_images, labelled_objects
 from sfumato.data.images import ImageSet
@@ -131,7 +131,7 @@ def evaluate(
             report(f"warning: {again} of these {len(held_out)} images {CHOSE}")
     if (mixing := evaluation_finding(trained.model, trained.row)) is not None:
         report(f"warning: accuracies depend on which images are judged together: {mixing}")
-    values = None if by is None or folder_of_images is None else _values_of(by, folder_of_images, names)
+    values = None if by is None else _values_of(by, Path(folder_of_images), names, trained.recipe.data)
     decide = trained.objective.decision_logits
     logits = decide(predict_logits(trained.model, held_out))
     outcome = Outcome(logits.double(), held_out.labels, trained.classes, trained.calibration, held_out.groups)
@@ -230,9 +230,9 @@ def _held_out(
     return dataset.held_out, dataset.held_out_name, []
 
 
-def _values_of(by: str, folder_of_images: str | Path, names: Sequence[str]) -> list[str]:
+def _values_of(by: str, root: Path, names: Sequence[str], data: DataConfig) -> list[str]:
     """What the folder's table states of each image in one column."""
-    stated = tables.column(Path(folder_of_images), by)
+    stated = tables.column(root, by, data)
     values = [stated[name] for name in names]
     if len(set(values)) > _MOST_GROUPS:
         raise InputError(

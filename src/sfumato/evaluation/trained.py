@@ -20,6 +20,7 @@ from sfumato.evaluation.scores import Objective
 from sfumato.json_record import pick
 from sfumato.models import registry
 from sfumato.models.trainable import named_classifier, scale_features
+from sfumato.run_folder.files import refuse_loop
 from sfumato.run_folder.record import CALIBRATION_FILE
 from sfumato.run_folder.verification import read_model_file
 
@@ -68,10 +69,9 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
     if not Path(folder).is_dir():
         raise InputError(f"there is no folder {folder}. Name that of a finished run.")
     if not path.exists():
-        raise InputError(
-            f"{folder} has no model.safetensors: it is no finished run. Finish it by `sfumato resume "
-            f"{shlex.quote(str(folder))}`, or name another folder."
-        )
+        refuse_loop(Path(folder))
+        remedy = f"Finish it by `sfumato resume {shlex.quote(str(folder))}`, or name another folder."
+        raise InputError(f"{folder} has no model.safetensors: it is no finished run. {remedy}")
     facts, recipe, tensors, metadata = read_model_file(path)
     recipe = config.shareable(recipe)
     with naming(f"{path} is damaged"):

@@ -88,6 +88,8 @@ def pixels(path, size, whole, channels, resize):  # (1, size, size, channels), u
 
 
 if __name__ == "__main__":
+    if not sys.argv[1:]:
+        sys.exit("usage: python predict.py PICTURE...")
     PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 2**28  # beside pixels some tools write much
     net = onnxruntime.InferenceSession(str(Path(__file__).with_name("model.onnx")))
     facts = json.loads(net.get_modelmeta().custom_metadata_map["sfumato"])

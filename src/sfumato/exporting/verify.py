@@ -23,7 +23,7 @@ from sfumato.exporting.export import PREDICT, sha256_of
 from sfumato.exporting.received import KNOWN, is_export, opened
 from sfumato.json_record import Record
 from sfumato.models import registry
-from sfumato.run_folder.files import SUMS_FILE
+from sfumato.run_folder.files import SUMS_FILE, refuse_loop
 from sfumato.run_folder.record import Certificate
 from sfumato.run_folder.verification import compare_run
 
@@ -94,6 +94,7 @@ def check(path: Path, trust: Collection[str] = ()) -> Verified:
     """What `verify` does, in this process."""
     checked, findings, not_checked = list[str](), list[str](), list[str]()
     with opened(path) as folder:
+        refuse_loop(folder)
         if (folder / SUMS_FILE).exists():
             findings += _digests(folder)
             checked.append(f"digests of all files ({SUMS_FILE})")

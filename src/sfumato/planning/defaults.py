@@ -62,7 +62,8 @@ def fill_in(recipe: Recipe, facts: Facts) -> tuple[FilledRecipe, list[Choice]]:
     if facts.is_multilabel:
         choose("data.task", "multilabel", "the table has a column for each of data.classes")
     if _measured_for_folders(recipe, facts):
-        why = "small images, and few; if mirror images show the same class, add --set model.options.mirror=true"
+        why = "small images, and few; if mirror images show the same class, add --set model.options.mirror=true; of "
+        why += "photographs a network that others trained tells more: --set model.name=efficientnet_lite0"
         choose("model.name", "scattering", why)
         values.update(with_what_its_name_implies(values))
     choose("model.name", "small_cnn", "a group-norm CNN takes any size and has few parameters, so little noise")

@@ -268,6 +268,11 @@ def _warnings_of_numbers(recipe: FilledRecipe, n: int) -> list[str]:
         )
     if privacy is None:
         return warnings
+    if recipe.data.group_by is not None and privacy.unit == "image":
+        warnings.append(
+            "epsilon is for one image, though data.group_by says whose each is: for a person's, set privacy.unit and "
+            "privacy.max_images_per_person (--epsilon-per-person E --images-per-person K)."
+        )
     return warnings + warnings_of_delta(privacy.delta, n, "person" if privacy.person_sampling == "persons" else "image")
 
 

@@ -11,7 +11,7 @@ from sfumato.reporting.attack import attack_chart, canaries_chart
 from sfumato.reporting.charts import Chart, Curve, Panel, accuracies, chart, linear
 from sfumato.reporting.tested import class_table, group_table, in_words, roc_chart
 from sfumato.run_folder import record
-from sfumato.run_folder.files import write_atomically
+from sfumato.run_folder.files import refuse_loop, write_atomically
 from sfumato.run_folder.record import CalibrationFacts, Certificate, Metrics, Result
 from sfumato.run_folder.tested import CHOSE, EVALUATION_FILE, Tested
 
@@ -52,6 +52,7 @@ def read_run(folder: Path) -> Recorded:
     Raises:
         InputError: If one is missing or damaged.
     """
+    refuse_loop(folder)
     certificate = record.read(folder / record.CERTIFICATE_FILE, Certificate)
     recipe = config.read(folder / "recipe.toml")
     config.parse(recipe)  # a file that is no recipe is not shown

@@ -83,6 +83,17 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
 
 
+def refuse_loop(folder: Path) -> None:
+    """Refuses the folder of a `PrivateLoop` where a run's is asked for.
+
+    Raises:
+        InputError: If it has a ledger and no recipe.
+    """
+    if (folder / "ledger.jsonl").exists() and not (folder / "recipe.toml").exists():
+        what = "is of a loop of your own (sfumato.PrivateLoop): it has a certificate, and neither recipe nor model"
+        raise InputError(f"{folder} {what}. Save the model by torch.save, and read privacy.json as it is.")
+
+
 def lock(descriptor: int, path: Path) -> bool:
     """Whether nobody else has a file's lock, and it was taken: it lasts while the descriptor is open, and dies with the
     process.

@@ -52,8 +52,9 @@ def features_of(
         MachineError: If there is no room.
     """
     made_up = _made_up(backbone, images, device)
+    trained = {name for name, parameter in backbone.named_parameters() if parameter.requires_grad}  # the classifier's
     settings = {
-        "weights": Weights(backbone.state_dict()).digest,
+        "weights": Weights({key: value for key, value in backbone.state_dict().items() if key not in trained}).digest,
         "images": digest_of(images.pixels()),
         "made up": hashlib.sha256(made_up.tobytes()).hexdigest(),  # no key tells all that code may compute
         "device": device.type,

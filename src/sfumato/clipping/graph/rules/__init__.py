@@ -12,10 +12,12 @@ operation:
 3. Write a method, `f(SiteRecord, argument) -> PerExampleGrads`: `MaterializedGrads` where it writes
    gradients out; else a class with `square_norms` (and a bound on their rounding, docs/engine.md)
    and `weighted_sum`.
-4. Name it in `METHODS` and in `candidates`; one that never writes gradients out in `GHOSTS` as
-   well.
+4. Name it in `METHODS`, and let `candidates` return that name; one that never writes gradients out
+   in `GHOSTS` as well. An argument that is not made of rows has no layout (`site.arg_layouts`):
+   `candidates` looks first, and returns "vmap" then.
 5. Add cases to tests/clipping/test_rules.py, which compares each method with a loop over single
-   images; for a ghost also to tests/clipping/test_cancelling.py. Add a model to the zoo
+   images; for a ghost also to tests/clipping/test_cancelling.py. Add a layer to `LAYERS` of
+   tests/clipping/test_graph_engine.py, and a model to the zoo
    (tests/clipping/zoo/harmless.py): `-m slow` runs all of it, and `REPRESENTATIVES` in its
    test_zoo.py are the quick ones.
 """
