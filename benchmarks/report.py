@@ -24,13 +24,13 @@ KEYS = ROOT / "docs" / "keys.md"
 # Files of one processor, newest first: a row that stands in two of them is taken from the first.
 ENGINE = [
     [
-        "clipping-2-cores-epyc-graph.json",
+        "clipping-2-cores-epyc.json",
         "clipping-2-cores-epyc-compiled-vit.json",
         "clipping-2-cores-epyc-compiled.json",
     ],
     ["clipping-2-cores-graph.json", "clipping-2-cores-compiled.json"],
 ]
-PEERS = "clipping-2-cores.json"
+PEERS = "clipping-2-cores-epyc.json"
 FOUNDATION = "foundation-2-cores.json"
 
 MODELS = {
@@ -38,6 +38,7 @@ MODELS = {
     "wrn-16-4-no-ws": "WRN-16-4, no weight standardisation",
     "wrn-16-4-last-layer": "WRN-16-4, last layer alone",
     "vit-tiny-224": "ViT-tiny, 224 px",
+    "vit-tiny-224-lora": "ViT-tiny, 224 px, LoRA of rank 4",
     "vit-tiny-64": "ViT-tiny, 64 px",
     "small-cnn": "small CNN, 28 px",
     "nf-resnet-50": "NF-ResNet-50, 224 px",
@@ -65,9 +66,8 @@ the model, checks it and tries methods, once before training. A commit with "+" 
 OPACUS = """\
 ## Price of privacy, beside Opacus
 
-Time and memory over the ordinary step; all three took turns in one process. This is the first version of the engine:
-later versions were not measured beside Opacus. The measure of memory was another then: it counted what tracing imports
-as well.
+Time and memory over the ordinary step; all took turns in one process. Of Opacus 1.6 this is its mode "hooks", the
+faster one in nearly every row ("functorch" and "ghost" are in the file).
 """
 
 REST = """\
@@ -106,7 +106,8 @@ def machine(*files: dict[str, Any]) -> str:
     commits = dict.fromkeys(file["machine"]["commit"] for file in files if "commit" in file["machine"])
     commit = f", commit{'s' if len(commits) > 1 else ''} {' and '.join(commits)}" if commits else ""
     processor = names.get(facts["processor"], facts["processor"])
-    return f"{processor}, {facts['cores']} cores, {python}torch {facts['torch']}{commit}."
+    torch = " and ".join(dict.fromkeys(file["machine"]["torch"] for file in files))
+    return f"{processor}, {facts['cores']} cores, {python}torch {torch}{commit}."
 
 
 def steps(rows: list[dict[str, Any]]) -> dict[tuple[str, int, int], dict[str, dict[str, Any]]]:
