@@ -13,10 +13,10 @@ operation:
    gradients out; else a class with `square_norms` (and a bound on their rounding, docs/engine.md)
    and `weighted_sum`.
 4. Name it in `METHODS`, and let `candidates` return that name; one that never writes gradients out
-   in `GHOSTS` as well. An argument that is not made of rows has no layout (`site.arg_layouts`):
-   `candidates` looks first, and returns "vmap" then.
+   in `GHOSTS` as well. An argument that is not made of rows has no layout (`site.arg_layouts`): where
+   that may be, let `candidates` look first, and return "vmap" then.
 5. Add cases to tests/clipping/test_rules.py, which compares each method with a loop over single
-   images; for a ghost also to tests/clipping/test_cancelling.py. Add a layer to `LAYERS` of
+   images (`meet` there makes rows of the first argument alone); for a ghost also to tests/clipping/test_cancelling.py. Add a layer to `LAYERS` of
    tests/clipping/test_graph_engine.py, and a model to the zoo
    (tests/clipping/zoo/harmless.py): `-m slow` runs all of it, and `REPRESENTATIVES` in its
    test_zoo.py are the quick ones.
