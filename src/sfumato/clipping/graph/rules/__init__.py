@@ -16,10 +16,10 @@ operation:
    in `GHOSTS` as well. An argument that is not made of rows has no layout (`site.arg_layouts`): where
    that may be, let `candidates` look first, and return "vmap" then.
 5. Add cases to tests/clipping/test_rules.py, which compares each method with a loop over single
-   images (`meet` there makes rows of the first argument alone); for a ghost also to tests/clipping/test_cancelling.py. Add a layer to `LAYERS` of
-   tests/clipping/test_graph_engine.py, and a model to the zoo
-   (tests/clipping/zoo/harmless.py): `-m slow` runs all of it, and `REPRESENTATIVES` in its
-   test_zoo.py are the quick ones.
+   images (`meet` there makes rows of the first argument alone); for a ghost also to
+   tests/clipping/test_cancelling.py. Add a layer to `LAYERS` of
+   tests/clipping/test_graph_engine.py, and a model to the zoo (tests/clipping/zoo/harmless.py): `-m
+   slow` runs all of it, and `REPRESENTATIVES` in its test_zoo.py are the quick ones.
 """
 
 import torch
