@@ -168,6 +168,28 @@ def test_groups_are_read_from_paths_or_refused(two_classes):
         refused(message, with_groups, grouped_by(pattern), files, two_classes, quiet)
 
 
+@pytest.mark.parametrize("name", ["patient", "Patient (ID)", "PatientID", "group"])
+def test_a_column_says_who_is_who_as_the_column_group_does(tmp_path, name):
+    """Whole numbers are one person however programs write them, and what says nobody is refused."""
+    config = DataConfig(name="folder", classes=["cat", "dog"], group_by=name)
+
+    def people(cells):
+        rows = []
+        for place, cell in enumerate(cells):
+            (tmp_path / f"{place}.png").touch()
+            rows.append({"file_name": f"{place}.png", "label": ("cat", "dog")[place % 2], name: cell})
+        (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        return [file.group for file in with_groups(config, list_images(config, tmp_path, quiet), tmp_path, said.append)]
+
+    said = []
+    assert people([7, 7.0, "7", "x ", "x"]) == ["7", "7", "7", "x", "x"] and said == []
+    assert people(["12", "12.0", "012", "13", "13"])[0] == "12"
+    assert len(said) == 1 and ("12 / 12.0" in said[0]) is (name != "PatientID")  # which is named to nobody
+    for cell in ("", None, "NaN", "none"):
+        refused("reads no group from 2.png", people, ["7", "7", cell, "x", "x"])
+    refused("Write a text or a whole number", people, ["7", "7", float("nan"), "x", "x"])
+
+
 def test_files_without_a_group_are_counted_and_left_out_by_the_words_of_the_refusal(tmp_path, write_image):
     plain = [f"{label}/u{i}_{i}.png" for label in ("cat", "dog") for i in range(9)]
     lost = ["cat/IMG_0001 (1).png", "cat/IMG_2 (12).png", "dog/IMG_3 (4).png", "dog/[x]7.png"]

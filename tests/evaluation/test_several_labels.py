@@ -202,6 +202,7 @@ def test_arrays_give_what_the_table_gives(folder, tmp_path):
     assert sfumato.evaluate(of_arrays, given["test"]).auroc == one.auroc
     part = objects._Part([(None, [])], "data")
     assert part.findings([], LABELS, "data[0]") == (0, 0, 0)  # the names that it has: none
+    refused("Give 3 numbers", part.findings, np.zeros(0), LABELS, "data[0]")
     wrong = given["data"][0], given["data"][1] + 2
     refused("Give 3 numbers", sfumato.train, "image-folder", tmp_path / "wrong", settings=asked, data=wrong)
 

@@ -126,6 +126,12 @@ def test_what_is_whole_is_believed_as_folder_zip_and_run(exported, run, tmp_path
     assert check(exported).not_checked == []
 
 
+def test_an_export_that_lost_its_recipe_is_judged_all_the_same(received):
+    (received / "recipe.toml").unlink()
+    found = check(received)
+    assert not found.valid and any("recipe.toml" in line for line in found.findings)
+
+
 def test_names_of_classes_and_predict_py_are_compared_too(received):
     model = onnx.load(received / "model.onnx")
     told = json.loads(model.metadata_props[0].value)

@@ -105,8 +105,8 @@ def epsilon(runs: list[Path], *, delta: float | None = None, json_: bool = False
             raise InputError(f"{run} was selected from others: no epsilon is known beside other runs. Leave it out.")
     if len({(line.unit, line.images_per_unit) for line in lines}) > 1:
         raise InputError(
-            "these runs are of other units (an image, a person with several): no one epsilon covers them. Name runs of "
-            "one unit."
+            "these runs are of other units (an image, a person, other numbers of images of one): no one epsilon covers "
+            "them. Name runs of one unit."
         )
     delta = min(line.delta for line in lines if line.delta is not None) if delta is None else delta
     spent = epsilon_together([line.mechanism for line in lines], delta, parts_of_data=True)

@@ -17,7 +17,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from sfumato.config import DataConfig
 from sfumato.data import archives, dicom, proposals, tables
@@ -39,7 +39,10 @@ HELD_OUT_FRACTION = 0.2
 PATIENT_ID = "PatientID"
 """The group in the header of DICOM files. It is named to nobody: what is said of such groups names files."""
 Part = Literal["train", "valid", "test"]
-_GROUP = "Put what names a person in parentheses, as in '(patient[0-9]+)', or name a column of a table."
+_GROUP = "Put what names a person in parentheses, as in '(patient[0-9]+)', or name a column of the table "
+_GROUP += "of labels (of archives, of images in Python and of data.layout it is 'group')."
+_NOBODY = ("nan", "none", "null", "na", "n/a")
+"""What programs write where a table says nothing."""
 MOST_NAMED = 5
 """Names that a line for the user gives as examples."""
 
@@ -64,6 +67,9 @@ def list_images(
     packed = archives.archives_of(root)
     if packed:
         source, files = root, archives.unpacked(root, packed, report, unpack_to)
+        files = (
+            files if config.group_by in (None, "group") else [dataclasses.replace(file, group=None) for file in files]
+        )
     else:
         found = find_files(root, config.exclude, config.tables, must_name=needs_train)
         if found.notes:
@@ -89,7 +95,8 @@ def list_images(
                     remedy = proposals.remedies(root, found, misread.remedy, has_layout=config.layout is not None)
                 raise InputError(f"{misread.what} {remedy}") from None
         source = found.tables[0]
-        files = tables.read_labels(root, found, report, classes=listed, task=config.task, needs_train=needs_train)
+        how: dict[str, Any] = {"classes": listed, "task": config.task, "needs_train": needs_train}
+        files = tables.read_labels(root, found, report, group=config.group_by or "group", **how)
     if listed is None:
         labels = sorted({item.label for item in files})
         shown = ", ".join(map(repr, labels[:MOST_NAMED])) + (", ..." if len(labels) > MOST_NAMED else "")
@@ -124,7 +131,8 @@ def _of_folders(
         part = said.get("part") and (parts[said["part"]] if config.layout is None else part_said(said["part"]))
         if "part" in said and part is None:
             raise Misread(f"{file.path}: {said['part']}/ is none of train, valid, test.", "Rename the folder.")
-        files.append(dataclasses.replace(file, label=said["class"], part=part, group=said.get("group")))
+        group = said.get("group") if config.group_by in (None, "group") else None
+        files.append(dataclasses.replace(file, label=said["class"], part=part, group=group))
     if config.layout is None and classes is None and proposals.are_numbered(sorted({item.label for item in files})):
         what = f"{root}: folders that differ by a number alone ({files[0].label}) are parts, folds or people, it seems."
         raise Misread(what, "If they are classes, list them in data.classes; else write labels.csv (file, label).")
@@ -173,7 +181,7 @@ def _pattern(layout: str) -> re.Pattern[str]:
 
 def with_groups(config: DataConfig, files: Sequence[ImageFile], root: Path, report: Report) -> list[ImageFile]:
     """The same files with the groups (people) that `data.group_by` tells: as the folder states them, as DICOM files do,
-    as a column of a table states them, or read from each name by a pattern's first group. None: without groups.
+    or read from each name by a pattern's first group. None: without groups.
 
     Raises:
         InputError: If a file has no group, or the pattern is none.
@@ -185,24 +193,20 @@ def with_groups(config: DataConfig, files: Sequence[ImageFile], root: Path, repo
         elif any(file.name.lower().endswith(DICOM) for file in files):
             report(f"whose DICOM files are is not looked at: --set data.group_by={PATIENT_ID} keeps each on one side")
         return [dataclasses.replace(file, group=None) for file in files]
-    is_stated = group_by == PATIENT_ID or (group_by == "group" and any(file.group for file in files))
-    if group_by == PATIENT_ID:
+    is_stated = any(file.group is not None for file in files) or group_by == PATIENT_ID
+    if group_by == PATIENT_ID and any(file.name.lower().endswith(DICOM) for file in files):
         named = dicom.patients_of(files)
     elif is_stated:
         named = [file.group for file in files]
     else:
         with refusing(f"data.group_by = {group_by!r} is no regular expression", _GROUP, re.error):
             expression = re.compile(group_by)
-        if expression.groups:
-            named = [match[1] if (match := expression.search(file.name)) else None for file in files]
-        else:
-            is_stated, lacks = True, f"data.group_by = {group_by!r} has no (group) to read from a path"
-            try:
-                stated = tables.column(root, group_by, config)
-            except InputError as error:
-                raise InputError(f"{lacks}. {_GROUP} As a column: {error}") from None
-            named = [stated.get(file.name) for file in files]
+        if not expression.groups:
+            raise InputError(f"data.group_by = {group_by!r} has no (group) to read from a path. {_GROUP}")
+        named = [match[1] if (match := expression.search(file.name)) else None for file in files]
     groups = [unicodedata.normalize("NFC", (group or "").strip()) for group in named]
+    if is_stated:
+        groups = ["" if group.casefold() in _NOBODY else group for group in groups]
     grouped = [dataclasses.replace(file, group=group) for file, group in zip(files, groups, strict=True)]
     lost = [file.name for file in grouped if not file.group]
     if lost:
@@ -218,10 +222,13 @@ def with_groups(config: DataConfig, files: Sequence[ImageFile], root: Path, repo
     first = {str(file.group): file.name if group_by == PATIENT_ID else str(file.group) for file in reversed(grouped)}
     alike = collections.defaultdict(list)  # apart by case, width or the like alone: one person perhaps
     for name, shown in sorted(first.items()):
-        alike[" ".join(unicodedata.normalize("NFKC", name).casefold().split())].append(shown)
+        plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+        alike[re.sub(r"^0+(?=\d)|[.]0+$", "", plain)].append(shown)
     same = ", ".join([" / ".join(spellings) for spellings in alike.values() if len(spellings) > 1][:MOST_NAMED])
     if same:
-        report(f"warning: groups that differ by upper and lower case or the like are different people here: {same}")
+        report(
+            f"warning: groups that differ by upper and lower case, zeros or the like are different people here: {same}"
+        )
     return grouped
 
 

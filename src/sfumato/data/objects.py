@@ -162,7 +162,8 @@ class _Part:
         if np.ndim(label) == 1:
             values = [own[value] if self._has_numbers else value for value in getattr(label, "tolist", lambda: label)()]
         said: dict[Any, int] = {item: 1}  # no class
-        if self._has_numbers or (np.ndim(label) == 1 and all(isinstance(value, str) for value in values)):
+        are_names = all(isinstance(value, str) for value in values)
+        if self._has_numbers or (are_names and (values or isinstance(label, (list, tuple)))):
             said = dict.fromkeys(own, 0) | dict.fromkeys(values, 1)
         elif len(values) == len(own) and set(values) <= {-1, 0, 1}:
             said = dict(zip(own, map(int, values), strict=True))

@@ -47,6 +47,7 @@ def read_labels(
     *,
     classes: Sequence[str] | None = None,
     task: str | None = None,
+    group: str = "group",
     needs_train: bool = True,
 ) -> list[ImageFile]:
     """The images that the folder's tables list, in the order of their names. Columns of other names
@@ -61,6 +62,7 @@ def read_labels(
         report: Takes lines for the user.
         classes: The listed classes: folders of their names are no parts.
         task: As `data.task` says. Where a table has a column for each class, images have several labels.
+        group: The column that says whose each image is, where a table has it.
         needs_train: Whether there must be a training part, where there are parts.
 
     Raises:
@@ -80,7 +82,7 @@ def read_labels(
     left_out = set(found.left_out)
     folders_left_out = tuple(name for name in left_out if name.endswith("/"))
     for table in found.tables:
-        for line, file, row in _rows(table, root, found, classes or (), task):
+        for line, file, row in _rows(table, root, found, classes or (), task, group):
             where = f"{table} line {line}"
             name = _name_of(table, root, file)
             if table.name not in FILE_COLUMNS:
@@ -223,18 +225,19 @@ def _joined(where: str, label: str, classes: Sequence[str]) -> tuple[int, ...]:
 
 
 def _rows(
-    table: Path, root: Path, found: Found, classes: Sequence[str], task: str | None
+    table: Path, root: Path, found: Found, classes: Sequence[str], task: str | None, group: str
 ) -> list[tuple[int, str, dict[str, str]]]:
     """Of each row its line's number, its file, and its label or findings, split and group, stripped; only groups,
     findings and several labels may be empty.
     """
-    header, lines = _read(table)
+    (header, lines), group = _read(table), unicodedata.normalize("NFC", group)
     named, label = (FILE_COLUMNS[table.name], "label") if table.name in FILE_COLUMNS else _columns(header, lines)
     file = named or "file"
     is_meant = task == "multilabel" or (task is None and label not in header)
     has_findings = is_meant and bool(classes) and set(classes) <= set(header)
     columns = {file: file} | ({name: name for name in classes} if has_findings else {"label": label})
-    columns |= {name.casefold(): name for name in header if name.casefold() == "split" or name == "group"}
+    columns |= {name.casefold(): name for name in header if name.casefold() == "split"}
+    columns |= {"group": group} if group in header else {}
     if any(header.count(name) != 1 for name in columns.values()):
         listed = " and ".join(f"one column {name!r}" for name in columns.values())
         if is_meant and classes:

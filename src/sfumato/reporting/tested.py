@@ -12,7 +12,7 @@ ROC = "Receiver operating characteristic (ROC): what other thresholds would give
 def in_words(tested: Tested) -> list[str]:
     """How good the model is, and of two classes what decides and how often that is right."""
     of, decision = "" if tested.num_people is None else f" of {count(tested.num_people)} people", tested.decision
-    always = "the more frequent answer to each label" if tested.is_multilabel else "naming the largest class"
+    always = "the more frequent answer to each label" if tested.is_multilabel else "the most frequent answer"
     lines = [
         f"{count(tested.num_images)} images{of} ({tested.test_set}): accuracy "
         f"{share(tested.accuracy, tested.intervals.accuracy)}, balanced {per_cent(tested.balanced_accuracy)}; always "

@@ -87,9 +87,10 @@ def refuse_loop(folder: Path) -> None:
     """Refuses the folder of a `PrivateLoop` where a run's is asked for.
 
     Raises:
-        InputError: If it has a ledger and no recipe.
+        InputError: If it has a ledger, and nothing else that a run leaves.
     """
-    if (folder / "ledger.jsonl").exists() and not (folder / "recipe.toml").exists():
+    others = ("recipe.toml", "model.safetensors", "result.json", "SHA256SUMS")
+    if (folder / "ledger.jsonl").exists() and not any((folder / name).exists() for name in others):
         what = "is of a loop of your own (sfumato.PrivateLoop): it has a certificate, and neither recipe nor model"
         raise InputError(f"{folder} {what}. Save the model by torch.save, and read privacy.json as it is.")
 
