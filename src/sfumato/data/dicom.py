@@ -6,7 +6,6 @@ MONOCHROME1 is turned round. Colour: RGB, YBR and PALETTE COLOR, in 8 bits. Seve
 compression that nothing here decodes are unreadable.
 """
 
-import contextlib
 import io
 import warnings
 import zlib
@@ -57,9 +56,10 @@ def picture(file: IO[bytes], most_pixels: int) -> Any:
         raise InputError(f"it is DICOM with a segmented palette, which is not read: {_ANEW}")
     if dataset.Rows * dataset.Columns > most_pixels:
         raise Image.DecompressionBombError
-    decoder = None
-    with contextlib.suppress(NotImplementedError):
+    try:
         decoder = pixels.get_decoder(syntax)
+    except NotImplementedError:
+        decoder = None
     is_large = syntax.name == "RLE Lossless" and len(dataset.PixelData) > _MOST_BYTES_OF_RLE
     is_odd = is_large or _JP2 in dataset.PixelData
     if decoder is None or not decoder.is_available or is_odd:

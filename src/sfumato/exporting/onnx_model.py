@@ -30,6 +30,8 @@ _LARGEST = 2**25
 _TOLERANCE = 1e-5
 _ROUNDING = 1e-6
 """Of a probability; or, where that is more, of the largest output over the temperature, which enlarge roundings."""
+_MOST = 1e-2
+"""Whatever the outputs: else a stranger's weights could excuse any probability."""
 
 
 def write(trained: Trained, path: Path, certificate: Certificate) -> None:
@@ -121,7 +123,7 @@ def findings(trained: Trained, path: Path, certificate: Certificate) -> list[str
             worst = max(worst, float(np.abs(probabilities - shares).max()))
             misnamed += int((decided != classes).sum())
             largest = max(largest, float(deployed.decisive(pixels).abs().max()))
-    if not worst <= max(_TOLERANCE, _ROUNDING * largest / deployed.temperature) or misnamed:
+    if not worst <= min(_MOST, max(_TOLERANCE, _ROUNDING * largest / deployed.temperature)) or misnamed:
         answers = f"{misnamed} of {rows} made-up images get another class, probabilities differ by up to {worst:.1e}"
         wrong.append(f"{path.name} answers otherwise than the weights: {answers}")
     return wrong
