@@ -73,8 +73,8 @@ faster one in nearly every row ("functorch" and "ghost" are in the file).
 REST = """\
 ## What is not the gradient
 
-Sampling, noise, ledger and checkpoint of the MNIST recipe, start-up, decoding and memory. These figures are of an early
-version, with the engine `func` and a network of width 16. LOG.md has later ones for the recipe as it is shipped.
+Sampling, noise, ledger and checkpoint of the MNIST recipe (`mnist-cnn-eps-2.93`), start-up, decoding and memory, by
+`python -m benchmarks.foundation startup overhead memory decoding`.
 """
 
 
