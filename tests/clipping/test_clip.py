@@ -77,7 +77,7 @@ def test_an_example_whose_bound_overflowed_counts_for_nothing(problem, bound, mo
 
     def overflowed(self, grads):
         squares, largest = channel_squares(self, grads)
-        largest[0] = bound
+        largest[0] = bound if len(grads) == len(inputs) else largest[0]
         return squares, largest
 
     monkeypatch.setattr(convolution.GhostGrads, "_channel_squares", overflowed)

@@ -9,6 +9,7 @@ import torch
 import torchvision
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sfumato.clipping import clipped_grad
 from sfumato.clipping.graph import engine as graph_engine
@@ -18,7 +19,7 @@ from sfumato.clipping.graph.rules import GHOSTS, METHODS, normalization
 from sfumato.clipping.graph.rules.site import MaterializedGrads
 from sfumato.clipping.protocol import Batch, Speed
 from sfumato.errors import InputError
-from sfumato.models.layers import WeightStandardizedConv2d
+from sfumato.models.layers import Classifier, WeightStandardizedConv2d
 from tests.clipping.problems import Do, Made, clipped, cross_entropy, distance, gradients, norm
 
 
@@ -524,6 +525,40 @@ def test_planted_faults_are_seen(fault, monkeypatch):
 
 def without_first_site(traced):
     return dataclasses.replace(traced, sites=dict(list(traced.sites.items())[1:]))
+
+
+class Asked(TorchDispatchMode):
+    """How often a value is asked for: on a GPU, each time would be a wait for it."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.count += operation in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("network", "engine"),
+    [("convolutions", "graph"), ("convolutions", "func"), ("attention", "graph"), ("features", "auto")],
+)
+def test_no_microbatch_waits_for_the_device(network, engine):
+    layers = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), nn.Flatten(), nn.Linear(32, 2)
+    convolution = WeightStandardizedConv2d(3, 4, 3)
+    model, shape = {
+        "convolutions": (nn.Sequential(convolution, nn.ReLU(), nn.Flatten(), nn.Linear(144, 2)), (3, 8, 8)),
+        "attention": (nn.Sequential(*layers), (4, 8)),
+        "features": (Classifier(nn.Linear(8, 2), "head"), (8,)),
+    }[network]
+    methods = {"memory_format": "contiguous", "0:conv2d.weight": "conv_ghost"}
+    grad_fn = clipped_grad(model, loss_fn, clipping_norm=1.0, microbatch_size=2, engine=engine, methods=methods)
+    inputs, targets = problem(16, 0, shape, torch.float32)
+    grad_fn(inputs, targets)
+    counts = []
+    for number in (4, 16):
+        with Asked() as asked:
+            grad_fn(inputs[:number], targets[:number])
+        counts.append(asked.count)
+    assert counts[0] == counts[1] > 0
 
 
 @pytest.mark.parametrize("compile", [False, True])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sfumato.clipping.graph.parametrization import pull_back, standardized
-from sfumato.clipping.graph.rules.site import MaterializedGrads
+from sfumato.clipping.graph.rules.site import Direction, MaterializedGrads
 from sfumato.models.layers import WeightStandardizedConv2d
 
 EXAMPLES = 3
@@ -29,7 +29,7 @@ def measured(problem):
     weights, parameters, rows = problem
     form, _ = standardized(weights, parameters)
     each = zip(rows, form.along, weights, strict=True)
-    return form, [MaterializedGrads(part).moments(along, weight) for part, along, weight in each]
+    return form, [MaterializedGrads(part).moments(Direction(along, weight)) for part, along, weight in each]
 
 
 def one_by_one(weights, parameters, gradients):

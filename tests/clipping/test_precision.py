@@ -84,8 +84,8 @@ def test_a_norm_taken_before_rounding_is_seen(monkeypatch):
     """The comparison above can fail: sums of values rounded after their norm was taken."""
     true_sum = MaterializedGrads.weighted_sum
 
-    def rounded(rows, coefficients, counts):
-        return true_sum(MaterializedGrads(rows.written_out().bfloat16()), coefficients, counts)
+    def rounded(rows, coefficients):
+        return true_sum(MaterializedGrads(rows.written_out().bfloat16()), coefficients)
 
     model, inputs, targets = problem(nn.Conv2d)
     grad_fn = clipped_grad(model, loss_fn, clipping_norm=1e-3, augmult=2, engine="graph", methods=CONTIGUOUS)

@@ -15,7 +15,7 @@ from sfumato.clipping.graph.rows import Layout
 from sfumato.clipping.graph.rules import METHODS, candidates, worth_trying
 from sfumato.clipping.graph.rules.convolution import GhostGrads
 from sfumato.clipping.graph.rules.normalization import has_statistics, with_statistics
-from sfumato.clipping.graph.rules.site import GradSite, MaterializedGrads, SiteRecord, named_args
+from sfumato.clipping.graph.rules.site import Direction, GradSite, MaterializedGrads, SiteRecord, named_args
 
 ROWS_FIRST = Layout(dim=0, outer=1, inner=1)
 EXAMPLES = 4
@@ -81,7 +81,7 @@ def assert_contribution(per_example, true):
         torch.testing.assert_close(per_example.square_norms()[0].sqrt().double(), size, rtol=1e-5, atol=1e-5)
         if hasattr(per_example, "written_out"):
             assert (per_example.written_out() - true).flatten(1).double().norm(dim=1).lt(1e-5 * (1 + size)).all()
-        total = per_example.weighted_sum(torch.ones(len(true)), torch.ones(len(true), dtype=torch.bool))
+        total = per_example.weighted_sum(torch.ones(len(true)))
         assert (total - true.sum(0)).norm() < 1e-5 * (1 + size.sum())
         return
     flat = true.flatten(1)
@@ -90,13 +90,13 @@ def assert_contribution(per_example, true):
     assert (error >= 0).all()
     if hasattr(per_example, "written_out"):
         torch.testing.assert_close(per_example.written_out(), true, rtol=1e-9, atol=1e-10)
-    coefficients, counts = torch.tensor([0.5, 0.0, 2.0, 1.0]).double(), torch.tensor([True, False, True, True])
+    coefficients = torch.tensor([0.5, 0.0, 2.0, 1.0]).double()
     expected = (coefficients[:, None] * flat).sum(0).view(true.shape[1:])
-    torch.testing.assert_close(per_example.weighted_sum(coefficients, counts), expected, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(per_example.weighted_sum(coefficients), expected, rtol=1e-9, atol=1e-10)
     if hasattr(per_example, "moments") and true.ndim > 2:
         rows = true.flatten(2)
         directions = torch.randn(rows.shape[1:], generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-        moments = per_example.moments(directions, torch.ones(rows.shape[1:]).double())
+        moments = per_example.moments(Direction(directions, torch.ones(rows.shape[1:]).double()))
         torch.testing.assert_close(moments.squares, rows.square().sum(2), rtol=1e-9, atol=1e-10)
         torch.testing.assert_close(moments.plain, rows.sum(2), rtol=1e-9, atol=1e-10)
         torch.testing.assert_close(moments.along, (rows * directions).sum(2), rtol=1e-9, atol=1e-10)
@@ -197,27 +197,22 @@ def test_large_written_out_gradients_lie_in_blocks(name, per_block, monkeypatch)
 
 
 def test_blocks_make_no_difference():
-    """Nor does a value that is not finite, in an example that does not count."""
     generator = torch.Generator().manual_seed(4)
     rows, directions, coefficients = (
         torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((7, 5, 3, 2, 2), (5, 12), (7,))
     )
-    counts = torch.tensor([True, True, False, True, True, False, True])
-    for count in (None, counts):
-        if count is not None:
-            rows[2, 0], rows[5, 1] = torch.nan, torch.inf
-        one, several = MaterializedGrads(rows), MaterializedGrads(*rows.split(3))
-        for of_one, of_several in (
-            (one.weighted_sum(coefficients, count), several.weighted_sum(coefficients, count)),
-            (one.square_norms()[0], several.square_norms()[0]),
-            *zip(one.moments(directions, None)[:3], several.moments(directions, None)[:3], strict=True),
-            (rows, several.written_out()),
-            (2 * rows, (several + several).written_out()),
-            (2 * rows, (several + one).written_out()),
-        ):
-            torch.testing.assert_close(of_several, of_one, rtol=1e-12, atol=1e-12, equal_nan=True)
-        assert several.weighted_sum(coefficients, count).isfinite().all()
-        assert len((several + several).blocks) == 3
+    one, several = MaterializedGrads(rows), MaterializedGrads(*rows.split(3))
+    direction = Direction(directions, directions)
+    for of_one, of_several in (
+        (one.weighted_sum(coefficients), several.weighted_sum(coefficients)),
+        (one.square_norms()[0], several.square_norms()[0]),
+        *zip(one.moments(direction)[:3], several.moments(direction)[:3], strict=True),
+        (rows, several.written_out()),
+        (2 * rows, (several + several).written_out()),
+        (2 * rows, (several + one).written_out()),
+    ):
+        torch.testing.assert_close(of_several, of_one, rtol=1e-12, atol=1e-12)
+    assert len((several + several).blocks) == 3
 
 
 @pytest.mark.parametrize("zero", [False, True], ids=["", "zero_channel"])
@@ -233,7 +228,7 @@ def test_the_share_along_a_weight_is_read_off_the_output(views, zero, monkeypatc
     record = dataclasses.replace(record, output=operation(*arguments))
     convolved, calls = GhostGrads._convolved, []
     monkeypatch.setattr(GhostGrads, "_convolved", lambda self, *args: calls.append(1) or convolved(self, *args))
-    moments = METHODS["conv_ghost"](record, "weight").moments(directions, arguments[1])
+    moments = METHODS["conv_ghost"](record, "weight").moments(Direction(directions, arguments[1]))
     torch.testing.assert_close(moments.along, (true.flatten(2) * directions).sum(2), rtol=1e-9, atol=1e-10)
     assert len(calls) == 1 + zero  # one for the plain sums
 
@@ -248,7 +243,7 @@ def test_the_share_along_a_weight_is_uncertain_where_a_bias_hides_it():
     record, true = meet(torch.ops.aten.conv2d.default, [rows, weight, bias, *settings], "weight", 1)
     record = dataclasses.replace(record, output=torch.ops.aten.conv2d.default(rows, weight, bias, *settings))
     directions = torch.nn.functional.normalize(weight.flatten(1))
-    moments = METHODS["conv_ghost"](record, "weight").moments(directions, weight)
+    moments = METHODS["conv_ghost"](record, "weight").moments(Direction(directions, weight))
     along = torch.einsum("mophw,mihw->moi", record.grad[:, :, None].double(), rows.double()) * directions.double()
     assert ((moments.along - along.sum(2)).abs() <= moments.of_along).all()
     assert (moments.of_along > 1e-6 * record.grad.flatten(2).norm(dim=2)).all()
@@ -283,7 +278,7 @@ def test_what_is_known_of_channels_is_as_wrong_as_is_said_at_most(method, kept):
     else:  # what was written out is what is summed
         rows = per_example.written_out().double().flatten(2)
     moments, exact = (
-        per_example.moments(directions, arguments[1]),
+        per_example.moments(Direction(directions, arguments[1])),
         (rows.square().sum(2), rows.sum(2), (rows * directions.double()).sum(2)),
     )
     for value, truth, error in zip(moments[:3], exact, moments[3:], strict=True):

@@ -234,7 +234,8 @@ class GradFn:
 
         Args:
             load: From (m,) indices to inputs and targets as in a call, (m, ...) each, in memory that nothing writes to
-                afterwards. Called by other threads, one microbatch ahead.
+                afterwards. Called by other threads, one microbatch ahead; again, with the others' indices, where an
+                example has no finite norm or loss.
             indices: (B,) int64: which examples. For models that draw random numbers they are
                 `example_ids`.
             key: As in a call.
@@ -307,7 +308,17 @@ class GradFn:
         return Batch(views, tuple(targets), weights, is_real)
 
     def _sum(self, load: Load, rows: torch.Tensor, key: bytes | None, ids: torch.Tensor | None) -> ClippedGrad:
-        """The one loop over microbatches of these rows, whose images have these numbers."""
+        """Of these rows, whose images have these numbers; without those whose norm or loss is not finite."""
+        out = self._summed(load, rows, key, ids)
+        norms, losses = out.grad_norms, out.losses
+        while not (finite := out.grad_norms.isfinite() & out.losses.isfinite()).all():
+            # A coefficient of zero does not silence it: 0 * NaN is NaN.
+            rows = rows[finite.to(rows.device)]
+            out = self._summed(load, rows, key, ids)
+        return dataclasses.replace(out, grad_norms=norms, losses=losses)
+
+    def _summed(self, load: Load, rows: torch.Tensor, key: bytes | None, ids: torch.Tensor | None) -> ClippedGrad:
+        """The one loop over microbatches of these rows."""
         prepared = self._prepared
         if not len(rows) or prepared is None:
             trained = {name: value for name, value in self._model.named_parameters() if value.requires_grad}

@@ -174,7 +174,8 @@ class Engine(ABC):
         """The sum of each real example's coefficient(norm) times its gradient, in tensors that
         share no memory.
 
-        An example whose norm or loss is not finite adds exactly zero.
+        Where an example's norm or loss is not finite the sum may be no number: `GradFn` leaves that example out, once
+        the batch is summed, and sums the others. To look here would be to wait for the device in every microbatch.
 
         Args:
             evaluated: From `evaluate`, at the present parameters.

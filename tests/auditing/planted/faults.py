@@ -6,7 +6,11 @@
 from tests.auditing.planted.plants import Edit, Fault
 
 _COLLECT, _RELEASE = "training.step:PrivateStep.collect", "training.step:PrivateStep.release"
-_SUM, _NOISE, _SAMPLE = "clipping.grad_fn:GradFn._sum", "training.step:Draws.noise_key", "training.step:Draws.of_update"
+_SUM, _NOISE, _SAMPLE = (
+    "clipping.grad_fn:GradFn._summed",
+    "training.step:Draws.noise_key",
+    "training.step:Draws.of_update",
+)
 _UPDATES, _COUNTED = "training.loop:_Run._take_updates", "training.loop:_Run._counted"
 _CLAIMS = "planning.claims:claims"
 _CLIP, _RUN = "clipping.clip:Clip.__call__", "clipping.graph.engine:GraphEngine._run"
@@ -75,7 +79,7 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "an example that is not finite let through",
         "influence",
-        *(_RUN, "finite = norms.isfinite() & losses.isfinite()", "finite = torch.ones_like(batch.is_real)"),
+        *("clipping.grad_fn:GradFn._sum", "while not (finite := ", "while False and not (finite := "),
     ),
     _fault(
         "shuffled batches accounted as Poisson",
@@ -116,8 +120,7 @@ MORE: tuple[Fault, ...] = (
         "the bias not clipped",
         "influence",
         *(_RUN, "return norms, losses,"),
-        "sums[self._names[-1]] = both.clipped_sums((batch.is_real & finite).float(), None)[self._names[-1]]\n"
-        "    return norms, losses,",
+        "sums[self._names[-1]] = both.clipped_sums(batch.is_real.float())[self._names[-1]]\n    return norms, losses,",
     ),
     _fault("an unreadable image counted", "influence", _COLLECT, "drawn[examples.readable[drawn]]", "drawn"),
     _fault(

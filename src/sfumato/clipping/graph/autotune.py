@@ -34,10 +34,10 @@ def fastest(names: list[str], record: SiteRecord, argument: str, weights: Weight
     def call(name: str) -> None:
         per_example = METHODS[name](record, argument)
         if weight in weights.directions:
-            per_example.moments(weights.directions[weight], weights.values[weight])  # type: ignore[attr-defined]
+            per_example.moments(weights.directions[weight])  # type: ignore[attr-defined]
         else:
             per_example.square_norms()
-        per_example.weighted_sum(coefficients, None)
+        per_example.weighted_sum(coefficients)
 
     took: dict[str, float] = {}
     for name in names:

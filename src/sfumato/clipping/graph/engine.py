@@ -103,17 +103,13 @@ class GraphEngine(Engine):
         norms, losses, *sums = (self._run_compiled if compiles else self._run)(coefficient, evaluated, batch)
         return ClippedGrad(dict(zip(self._names, unshared(sums), strict=True)), norms, losses)
 
-    def _run(self, coefficient: Coefficient, weights: Weights, batch: Batch, branches: bool = True) -> Tensors:
-        """Norms, losses and each parameter's clipped sum; without branches on values where it is to be compiled."""
+    def _run(self, coefficient: Coefficient, weights: Weights, batch: Batch) -> Tensors:
+        """Norms, losses and each parameter's clipped sum."""
         per_example_grads, losses = self._passes(weights, batch)
         with torch.no_grad():
             both = NormsAndSums(weights, per_example_grads)
             norms = both.norms()
-            finite = norms.isfinite() & losses.isfinite()
-            coefficients = torch.where(batch.is_real & finite, coefficient(norms), 0.0)
-            # Where all is finite, a coefficient of zero is enough to leave an example out.
-            takes_all = branches and bool(finite.all())
-            sums = both.clipped_sums(coefficients, None if takes_all else finite)
+            sums = both.clipped_sums(torch.where(batch.is_real, coefficient(norms), 0.0))
         return norms, losses, *map(sums.__getitem__, self._names)
 
     def _run_compiled(self, coefficient: Coefficient, weights: Weights, batch: Batch) -> Tensors:
@@ -131,7 +127,7 @@ class GraphEngine(Engine):
         if self._compiled is None:
             self._run(coefficient, weights, batch)  # settles the methods
             self._compiled = compiled(
-                lambda *given: self._run(coefficient, weights_of(given[start:]), batch.like(given[:start]), False),
+                lambda *given: self._run(coefficient, weights_of(given[start:]), batch.like(given[:start])),
                 (*own, *tensors),
             )
         results, holds = self._compiled(*own, *tensors)

@@ -14,7 +14,7 @@ from sfumato.clipping.clip import at_least_float32
 from sfumato.clipping.graph.compile import guard
 from sfumato.clipping.graph.export import Traced
 from sfumato.clipping.graph.parametrization import Group, Standardized, general_square_norms, pull_back, standardized
-from sfumato.clipping.graph.rules.site import MaterializedGrads, PerExampleGrads
+from sfumato.clipping.graph.rules.site import Direction, MaterializedGrads, PerExampleGrads
 from sfumato.torch_internals import tree_flatten, tree_unflatten
 
 # What roundings, all going one way, could have taken from a norm is added to it, as far as it is
@@ -49,10 +49,11 @@ class Weights:
         return {name: self.shared[node] for name, node in self.traced.weights.items()}
 
     @functools.cached_property
-    def directions(self) -> dict[str, torch.Tensor]:
+    def directions(self) -> dict[str, Direction]:
         """A weight's name, where a closed form holds -> its direction (`Standardized.along`)."""
+        names = [group.weights[0] for group in self.closed]
         along = self.form.along if self.form else []
-        return {group.weights[0]: direction for group, direction in zip(self.closed, along, strict=True)}
+        return {name: Direction(one, self.values[name]) for name, one in zip(names, along, strict=True)}
 
     @property
     def need_record(self) -> bool:
@@ -157,7 +158,7 @@ class NormsAndSums:
             moments = []
             for name, direction in weights.directions.items():
                 own: Any = grads[name]
-                moments.append(own.moments(direction, weights.values[name]))
+                moments.append(own.moments(direction))
             square, error = weights.form.square_norms(moments)
             squares.append(square)
             errors.append(error)
@@ -177,18 +178,16 @@ class NormsAndSums:
             total = total + (torch.stack(errors).sum(0) - 2 * _TOLERANCE * total).clamp(min=0)
         return total.sqrt()
 
-    def clipped_sums(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """Each parameter's sum of coefficient_i times gradient_i over those that count (None: all
-        do). Lets go of all per_example_grads.
-        """
+    def clipped_sums(self, coefficients: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Each parameter's sum of coefficient_i times gradient_i. Lets go of all per_example_grads."""
         # One after another they make room: per-example gradients take more memory than anything
         # else.
         of_weights = {}
         for name in [*self._grads]:
             if name in self._alone:
-                of_weights[name] = self._grads.pop(name).weighted_sum(coefficients, counts)
+                of_weights[name] = self._grads.pop(name).weighted_sum(coefficients)
         for names, sizes, rows in self._small:
-            for name, part in zip(names, rows.weighted_sum(coefficients, counts).split(sizes), strict=True):
+            for name, part in zip(names, rows.weighted_sum(coefficients).split(sizes), strict=True):
                 of_weights[name] = part.view(self._weights.values[name].shape)
         return self._weights.pull_back(of_weights)
 

@@ -9,17 +9,14 @@ import torch
 from torch.nn import functional as F
 
 from sfumato.clipping.clip import are_exact, at_least_float32, hidden, products, roundings, unit
-from sfumato.clipping.graph.compile import guard, is_recording
+from sfumato.clipping.graph.compile import is_recording
 from sfumato.clipping.graph.rules import linear
-from sfumato.clipping.graph.rules.site import MaterializedGrads, Method, Moments, SiteRecord, channel_sums
+from sfumato.clipping.graph.rules.site import Direction, MaterializedGrads, Method, Moments, SiteRecord, channel_sums
 
 # Written-out gradients of more numbers than this (16 MiB in float32) lie in blocks of a few
 # examples, of so many numbers each (4 MiB): between other tensors the C library finds a place for
 # these, and none for one large block, so that memory grows.
 _MAX_IN_ONE, _BLOCK = 2**22, 2**20
-
-# Lengths of one that are no farther apart than this point in one direction, but for roundings.
-_SAME_DIRECTION = 1e-5
 
 # So many values of patches are made at once on a CPU that they stay in its cache: 4 MiB in float32.
 _AT_ONCE = 2**20
@@ -239,8 +236,8 @@ class GhostGrads:
     def square_norms(self) -> tuple[torch.Tensor, torch.Tensor]:
         return self._squares.sum(1), self._share * self._largest.square().sum(1)
 
-    def moments(self, directions: torch.Tensor, weight: torch.Tensor) -> Moments:
-        """See `MaterializedGrads.moments`; `weight` is the value of the weight."""
+    def moments(self, direction: Direction) -> Moments:
+        """See `MaterializedGrads.moments`."""
         problem, grads = self.problem, self._grads()
         channels, taps = problem.weight.shape[1], problem.weight[0, 0].numel()
         ones = torch.ones_like(problem.weight[:1, :1])
@@ -249,32 +246,28 @@ class GhostGrads:
         # A patch's sum is at most its length times the root of its size.
         share = unit(plain) * (roundings(channels) + taps + roundings(self._positions))
         plain_error = share * (channels * taps) ** 0.5 * self._largest
-        along, along_error = self._along(grads, directions, weight)
+        along, along_error = self._along(grads, direction)
         return Moments(self._squares, plain, along, self._share * self._largest.square(), plain_error, along_error)
 
-    def _along(
-        self, grads: torch.Tensor, directions: torch.Tensor, weight: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sums over positions of grads times the convolution with the directions, and bounds on
+    def _along(self, grads: torch.Tensor, direction: Direction) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sums over positions of grads times the convolution with the direction, and bounds on
         their rounding errors.
 
         Where each channel of the weight points in its direction, that convolution is the output
         without its bias, divided by a length, and need not be computed again.
         """
-        rows = weight.flatten(1)
-        length = torch.linalg.vecdot(rows, directions)
-        apart = torch.linalg.vector_norm(rows / length[:, None] - directions, dim=1).to(grads.dtype)
+        fan_in = direction.along.shape[1]
         # Of a convolution nothing is known but how many terms it adds up.
-        times = rows.shape[1] + 1 + roundings(self._positions)
-        if self._with_output is None or not guard((apart <= _SAME_DIRECTION).all()):
-            kernels = directions.view_as(self.problem.weight).to(self.problem.inputs.dtype)
+        times = fan_in + 1 + roundings(self._positions)
+        if self._with_output is None or not direction.is_of_weight:
+            kernels = direction.along.view_as(self.problem.weight).to(self.problem.inputs.dtype)
             convolved = self._convolved(self.problem.inputs, kernels)
             along = torch.linalg.vecdot(convolved.transpose(1, 2).flatten(2), grads)
             return along, unit(grads) * times * self._largest
         with_output, sizes = self._with_output
-        length = length.to(grads.dtype)
+        length, apart = direction.length.to(grads.dtype), direction.apart.to(grads.dtype)
         bias = self._bias if self._bias is not None else torch.zeros_like(length)
-        share = unit(grads) * (times + roundings(rows.shape[1]) + 4)
+        share = unit(grads) * (times + roundings(fan_in) + 4)
         error = (share + apart) * self._largest + 2 * share * (bias / length).abs() * sizes
         return (with_output - bias * grads.sum(2)) / length, error
 
@@ -282,13 +275,10 @@ class GhostGrads:
         rows = F.conv2d(inputs.flatten(0, 1), kernels, None, *self.problem.window)
         return rows.unflatten(0, self.problem.inputs.shape[:2])
 
-    def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
-        problem, inputs = self.problem, self.problem.inputs
+    def weighted_sum(self, coefficients: torch.Tensor) -> torch.Tensor:
+        problem = self.problem
         grads = problem.grads * coefficients.to(problem.grads.dtype)[:, None, None, None, None]
-        if counts is not None:
-            mask = counts[:, None, None, None, None]
-            grads, inputs = torch.where(mask, grads, 0.0), torch.where(mask, inputs, 0.0)
-        rows = grads.flatten(0, 1), inputs.flatten(0, 1)
+        rows = grads.flatten(0, 1), problem.inputs.flatten(0, 1)
         return _weight_gradient(*rows, problem.weight, *problem.settings, problem.groups)
 
     def written_out(self) -> torch.Tensor:
@@ -365,5 +355,5 @@ class PatchGhost(linear.GhostGrads):
         patches = seen.permute(0, 1, 3, 4, 2, 5, 6).flatten(4).flatten(1, 3)  # (m, rows positions, C taps)
         super().__init__(patches, problem.grads.flatten(3).transpose(2, 3).flatten(1, 2), linear.gram)
 
-    def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
-        return super().weighted_sum(coefficients, counts).unflatten(1, self._shape)
+    def weighted_sum(self, coefficients: torch.Tensor) -> torch.Tensor:
+        return super().weighted_sum(coefficients).unflatten(1, self._shape)

@@ -106,10 +106,8 @@ class GhostGrads:
         terms = inputs * grads  # their sum over pairs of positions is the square
         return terms.sum(2).sum(1).clamp(min=0), share * largest
 
-    def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
+    def weighted_sum(self, coefficients: torch.Tensor) -> torch.Tensor:
         grads, inputs = self.grads, self.inputs
-        if counts is not None:  # a coefficient of zero does not silence it: 0 * NaN is NaN
-            grads, inputs = (torch.where(counts[:, None, None], side, 0.0) for side in (grads, inputs))
         weights = coefficients.to(grads.dtype)[:, None, None]
         is_narrower = inputs.shape[2] < grads.shape[2]  # the narrower side is less work
         inputs, grads = (inputs * weights, grads) if is_narrower else (inputs, grads * weights)

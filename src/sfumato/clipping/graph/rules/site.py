@@ -9,8 +9,12 @@ import torch
 from torch.fx import Node
 
 from sfumato.clipping.clip import at_least_float32, roundings, row_norms, unit
+from sfumato.clipping.graph.compile import guard
 from sfumato.clipping.graph.rows import Layout, module_path, name_of
 from sfumato.torch_internals import arguments_of
+
+# Lengths of one that are no farther apart than this point in one direction, but for roundings.
+_SAME_DIRECTION = 1e-5
 
 
 class PerExampleGrads(Protocol):
@@ -20,11 +24,37 @@ class PerExampleGrads(Protocol):
         """(m,) the squares of the L2 norms, and bounds on their rounding errors."""
         ...
 
-    def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
-        """The sum of coefficient_i times g_i over those that count (None: all do), shaped like the
-        weight.
-        """
+    def weighted_sum(self, coefficients: torch.Tensor) -> torch.Tensor:
+        """The sum of coefficient_i times g_i, shaped like the weight."""
         ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Direction:
+    """Of each channel of a weight that is standardised; the rest is computed once for all microbatches.
+
+    Attributes:
+        along: u, (channels, fan-in).
+        weight: Its value.
+    """
+
+    along: torch.Tensor
+    weight: torch.Tensor
+
+    @functools.cached_property
+    def length(self) -> torch.Tensor:
+        """Of the weight along u, (channels,)."""
+        return torch.linalg.vecdot(self.weight.flatten(1), self.along)
+
+    @functools.cached_property
+    def apart(self) -> torch.Tensor:
+        """How far from u the weight lies, as a share of its length, (channels,)."""
+        return torch.linalg.vector_norm(self.weight.flatten(1) / self.length[:, None] - self.along, dim=1)
+
+    @functools.cached_property
+    def is_of_weight(self) -> bool:
+        """Whether each channel of the weight points there."""
+        return guard((self.apart <= _SAME_DIRECTION).all())
 
 
 class Moments(NamedTuple):
@@ -76,10 +106,10 @@ class MaterializedGrads:
         squares = torch.cat(norms).square()
         return squares, torch.zeros_like(squares)
 
-    def moments(self, directions: torch.Tensor, weight: torch.Tensor) -> Moments:
-        """What weight standardisation needs to know of each output channel; directions are (channels, fan-in)."""
-        fan_in = directions.shape[1]
-        basis = torch.stack([torch.ones_like(directions), directions], dim=1).to(self.blocks[0].dtype)
+    def moments(self, direction: Direction) -> Moments:
+        """What weight standardisation needs to know of each output channel."""
+        fan_in = direction.along.shape[1]
+        basis = torch.stack([torch.ones_like(direction.along), direction.along], dim=1).to(self.blocks[0].dtype)
         of_blocks = []
         for block in self.blocks:
             rows = block.flatten(2)  # (n, channels, fan-in)
@@ -91,12 +121,10 @@ class MaterializedGrads:
         errors = 2 * roundings(fan_in) * error * norms, fan_in**1.5 * error, fan_in * error
         return Moments(norms.square(), plain, along, *errors)
 
-    def weighted_sum(self, coefficients: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
+    def weighted_sum(self, coefficients: torch.Tensor) -> torch.Tensor:
         total, start = self.blocks[0].new_zeros(self.shape.numel()), 0
         for block in self.blocks:
             rows, own = block.reshape(len(block), -1), slice(start, start + len(block))
-            if counts is not None:  # a coefficient of zero does not silence it: 0 * NaN is NaN
-                rows = torch.where(counts[own, None], rows, 0.0)
             of_block = coefficients[own].to(rows.dtype) @ rows
             total, start = total.add_(of_block) if start else of_block, start + len(block)
         return total.view(self.shape)
