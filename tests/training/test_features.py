@@ -61,7 +61,7 @@ def test_always_as_many_images_lie_in_a_batch():
     rows, network = [], backbone()
     network.register_forward_pre_hook(lambda module, given: rows.append(len(given[0])))
     features_of(network, some_images(), CPU, quiet)
-    assert set(rows[1:]) == {features.ROWS} and rows[0] == 8  # made-up ones first
+    assert set(rows[1:]) == {features.ROWS["cpu"]} and rows[0] == 8  # made-up ones first
 
 
 def test_they_are_computed_once_for_the_same_weights_and_images(monkeypatch):
@@ -194,7 +194,7 @@ def test_a_process_that_dies_leaves_what_it_has(monkeypatch):
 
     def dying(*given):
         parts.append(1)
-        if len(parts) == 2 * 64 // features.ROWS + 1:
+        if len(parts) == 2 * 64 // features.ROWS["cpu"] + 1:
             raise KeyboardInterrupt
         return rows(*given)
 

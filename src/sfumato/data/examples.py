@@ -11,7 +11,7 @@ import torch
 
 from sfumato.config import DataConfig
 from sfumato.data.catalogue import Facts
-from sfumato.data.images import ImageSet
+from sfumato.data.images import ImageSet, on_device
 from sfumato.errors import InputError
 
 
@@ -43,8 +43,8 @@ class FeatureSet:
         """(B, D), float32. No copy of rows that follow each other, as all do where every example is drawn."""
         count, first = len(indices), int(indices[0]) if len(indices) else 0
         if torch.equal(indices, torch.arange(count) + first):
-            return self.stored[first : first + count].to(device)
-        return self.stored.index_select(0, indices).to(device)
+            return on_device(self.stored[first : first + count], device)
+        return on_device(self.stored.index_select(0, indices), device)
 
 
 Examples = ImageSet | FeatureSet

@@ -112,15 +112,16 @@ class ImageSet:
 
     def whole(self, indices: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
         """The same of all that `batch` shows the centre of."""
-        batch = self.integers(indices).to(device).to(torch.float32)
+        batch = on_device(self.integers(indices), device).to(torch.float32)
         unit = self.max_value
         if batch.shape[1:] != self._whole:
             batch, unit = self._as_shaped(batch / self.max_value), 1
         if len(self.mean) == 1:
             return batch.mul_(1 / (unit * self.std[0])).sub_(self.mean[0] / self.std[0])
-        scale = torch.tensor([1 / (unit * std) for std in self.std], device=batch.device)
-        shift = torch.tensor([mean / std for mean, std in zip(self.mean, self.std, strict=True)], device=batch.device)
-        return batch.mul_(scale[:, None, None]).sub_(shift[:, None, None])
+        scale = torch.tensor([1 / (unit * std) for std in self.std])
+        shift = torch.tensor([mean / std for mean, std in zip(self.mean, self.std, strict=True)])
+        scale, shift = on_device(torch.stack([scale, shift])[:, :, None, None], device)
+        return batch.mul_(scale).sub_(shift)
 
     def _as_shaped(self, images: torch.Tensor) -> torch.Tensor:
         """Images in [0, 1], resized (bicubic with anti-aliasing), of as many channels as there are
@@ -169,6 +170,13 @@ class ImageSet:
             return None
         counted = [group for group, counts in zip(self.groups, self.readable.tolist(), strict=True) if counts]
         return collections.Counter(counted).most_common(1)[0] if counted else None
+
+
+def on_device(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """The tensor there. To a GPU it is copied from pinned memory, without waiting for what the GPU computes."""
+    if tensor.is_cuda or torch.device(device).type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _little_endian(tensor: torch.Tensor) -> bytes:

@@ -10,7 +10,7 @@ from sfumato.config import AugmentationKind, ResolvedAugmentation
 from sfumato.data.augmentation import augment
 from sfumato.data.canaries import WithCanaries
 from sfumato.data.examples import Examples
-from sfumato.data.images import ImageSet
+from sfumato.data.images import ImageSet, on_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,9 +80,9 @@ class People:
             people: (m,), int64.
         """
         places, counts = self._places[people], self._counts[people][:, None]
-        images = self._images.batch(places.flatten(), device)
+        images = self._images.batch(places.flatten(), device).unflatten(0, places.shape)
         weights = (torch.arange(self._limit) < counts) / counts.clamp(min=1)
-        return images.view(*places.shape, *images.shape[1:]), self._images.labels[places].to(device), weights.to(device)
+        return images, on_device(self._images.labels[places], device), on_device(weights, device)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Views:
         assert isinstance(images, ImageSet)
         size = images.crop if self.kind in ("crop", "crop_flip") else None
         inputs = images.batch(indices, device) if size is None else images.whole(indices, device)
-        return augment(inputs, bits.to(device), self.kind, self.padding, images.mean, images.std, size=size)
+        return augment(inputs, on_device(bits, device), self.kind, self.padding, images.mean, images.std, size=size)
 
     def with_labels(
         self, examples: Drawn | People, indices: Tensor, view_bits: ViewBits, device: torch.device
@@ -126,7 +126,7 @@ class Views:
         """What `make` gives, and the (b,) labels; or people, `together`: their images as they are."""
         if isinstance(examples, People):
             return examples.together(indices, device)
-        return self.make(examples, indices, view_bits, device), examples.labels[indices].to(device)
+        return self.make(examples, indices, view_bits, device), on_device(examples.labels[indices], device)
 
 
 def _chacha20(key: bytes, counters: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from sfumato.data.images import ImageSet
 from sfumato.data.views import Views
 from sfumato.evaluation.calibration import Calibration, uncalibrated
+from sfumato.evaluation.scores import rows_at_once
 from sfumato.randomness import derived, key_from_seed
 
 
@@ -40,7 +41,7 @@ def augtest(
     decide: Callable[[torch.Tensor], torch.Tensor],
     calibration: Calibration | None = None,
     classes: Sequence[str] = (),
-    rows: int = 128,
+    rows: int | None = None,
     chosen: torch.Tensor | None = None,
     total: Callable[[float], float] = float,
 ) -> WithViews:
@@ -60,7 +61,7 @@ def augtest(
             classes).
         calibration: How they become decisions; None: the largest is named.
         classes: Their names.
-        rows: Views that the model sees at once, or the views of one image if they are more.
+        rows: Views that the model sees at once, or the views of one image if they are more; None: `rows_at_once`.
         chosen: The images that are looked at here; None: all.
         total: Adds up what was found here and by whoever looks at the others.
     """
@@ -71,7 +72,8 @@ def augtest(
     model.eval()
     known, correct = images.labels >= 0, torch.zeros(2, dtype=torch.int64)
     fitted = calibration or uncalibrated(is_multilabel=images.labels.ndim == 2)
-    for indices in (torch.arange(len(images)) if chosen is None else chosen).split(max(rows // num_views, 1)):
+    at_once = max((rows or rows_at_once(images, device)) // num_views, 1)
+    for indices in (torch.arange(len(images)) if chosen is None else chosen).split(at_once):
         if not len(indices):
             continue
         inputs = views.of_bits(images, indices, bits[indices], device)

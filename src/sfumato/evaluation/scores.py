@@ -23,7 +23,7 @@ from sfumato.data.images import ImageSet
 from sfumato.errors import InputError, refusing
 from sfumato.models.trainable import ANY_NUMBER
 
-_ROWS = 128
+_ROWS, _ROWS_ON_GPU, _VALUES_ON_GPU = 128, 1024, 2**22
 _Z = 1.959963984540054  # of a two-sided 95 % interval
 # How far an answer may lie from that of the image alone, relative to the largest.
 _TOLERANCE = 1e-2
@@ -61,16 +61,22 @@ def only_class(logits: torch.Tensor) -> int | None:
     return named[0] if len(named) == 1 else None
 
 
+def rows_at_once(images: Examples, device: torch.device) -> int:
+    """How many images a network is given together to evaluate; on a GPU as many small ones as keep it busy."""
+    fit = _VALUES_ON_GPU // math.prod(images.shape)
+    return _ROWS if device.type == "cpu" else min(max(_ROWS, fit), _ROWS_ON_GPU)
+
+
 @torch.no_grad()
 def predict_logits(model: nn.Module, examples: Examples, chosen: torch.Tensor | None = None) -> torch.Tensor:
     """The model's outputs in evaluation mode, float32, shape (N, classes), on the CPU; of the chosen examples."""
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    parts = (torch.arange(len(examples)) if chosen is None else chosen).split(_ROWS)
-    chunks = [_outputs(model, examples.batch(indices, device)).float().cpu() for indices in parts]
+    parts = (torch.arange(len(examples)) if chosen is None else chosen).split(rows_at_once(examples, device))
+    chunks = [_outputs(model, examples.batch(indices, device)).float() for indices in parts]
     model.train(was_training)
-    return torch.cat(chunks)
+    return torch.cat(chunks).cpu()
 
 
 def _outputs(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from sfumato.models.trainable import Backbone
 from sfumato.models.weights import Weights
 from sfumato.run_folder.files import machine_faults
 
-ROWS = 16
+ROWS = {"cpu": 16, "cuda": 256}
 """Images that are computed at once; always so many, so that none decides how another is rounded."""
 _PART = 1024
 """Images whose features are put on disk together."""
@@ -97,7 +97,7 @@ def _computed(
         report(f"computing the features of {count - first} images, once")
     for start in range(first, count, _PART):
         part = torch.arange(start, min(start + _PART, count))
-        yield torch.cat([_rows(backbone, images, indices, device) for indices in part.split(ROWS)]).numpy()
+        yield torch.cat([_rows(backbone, images, indices, device) for indices in part.split(ROWS[device.type])]).numpy()
         done = start + len(part)
         if time.monotonic() - last > _PROGRESS_SECONDS:
             last = time.monotonic()
@@ -106,7 +106,7 @@ def _computed(
 
 def _rows(backbone: nn.Module, images: ImageSet, indices: torch.Tensor, device: torch.device) -> torch.Tensor:
     readable = images.readable[indices]
-    filled = torch.cat([indices, indices[:1].expand(ROWS - len(indices))])
+    filled = torch.cat([indices, indices[:1].expand(ROWS[device.type] - len(indices))])
     batch = images.batch(filled, device).contiguous(memory_format=torch.channels_last)
     found: torch.Tensor = backbone(batch)[: len(indices)].float().cpu()
     found[~readable] = 0

@@ -349,21 +349,24 @@ def _seconds_of_features(learner: Learner, num_images: int) -> float:
     network, times = learner.network, []
     if network.backbone is None:
         return 0.0
+    rows = ROWS[network.blank(1).device.type]
     for _ in range(2):
         start = time.perf_counter()
-        network.backbone(network.blank(ROWS)).sum().item()
+        network.backbone(network.blank(rows)).sum().item()
         times.append(time.perf_counter() - start)
-    return min(times) / ROWS * num_images
+    return min(times) / rows * num_images
 
 
 @torch.inference_mode()
 def _seconds_of_predictions(learner: Learner) -> float:
     """Of one image, or its features."""
     trained, held_out = learner.network.trained, learner.source.held_out
-    rows = held_out.batch(torch.arange(ROWS) % len(held_out), next(trained.parameters()).device)
+    device = next(trained.parameters()).device
+    count = ROWS[device.type]
+    rows = held_out.batch(torch.arange(count) % len(held_out), device)
     start = time.perf_counter()
     trained(rows).sum().item()
-    return (time.perf_counter() - start) / ROWS
+    return (time.perf_counter() - start) / count
 
 
 def _random_images(facts: Facts) -> Dataset:

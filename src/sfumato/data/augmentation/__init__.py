@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sfumato.config import AugmentationKind
 from sfumato.data.augmentation import transforms
+from sfumato.data.images import on_device
 
 _MAX_PIXELS = {"cpu": 2**18, "cuda": 2**22}
 """Of the views made at once: bounds memory, suits a CPU's caches and a GPU's width."""
@@ -59,8 +60,8 @@ def augment(
     if kind == "none":
         return images[:, None].expand(-1, num_views, -1, -1, -1)
     of_image, bits = torch.arange(num_images, device=images.device).repeat_interleave(num_views), bits.flatten()
-    shift = images.new_tensor([0.0] if mean is None else mean)[:, None, None]
-    scale = images.new_tensor([1.0] if std is None else std)[:, None, None]
+    normalised = torch.tensor([mean or [0.0], std or [1.0]], dtype=images.dtype)
+    shift, scale = on_device(normalised[:, :, None, None], images.device)
     seen = (height, width) if size is None or kind not in ("crop", "crop_flip") else (size, size)
     views = images.new_empty(len(bits), channels, *seen)
     chunk = max(1, _MAX_PIXELS.get(images.device.type, 2**18) // (height * width))
