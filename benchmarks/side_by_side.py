@@ -56,9 +56,9 @@ def one_at_a_time(
             grad_sum, _ = models.step.collect(parts[takes_part], parameters, randomness)
             with torch.no_grad():
                 flat = torch.cat([value.flatten() for value in grad_sum.values()])
-                parts = models.step.release(flat, derived(key, "noise", number))
+                private = models.step.release(flat, derived(key, "noise", number))
                 torch.nn.utils.vector_to_parameters(
-                    torch.nn.utils.parameters_to_vector(parameters.values()) - RATE * parts, parameters.values()
+                    torch.nn.utils.parameters_to_vector(parameters.values()) - RATE * private, parameters.values()
                 )
         found.append({name: value.detach().clone() for name, value in parameters.items()})
     with torch.no_grad():

@@ -21,7 +21,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from sfumato.accounting import accountants
 from sfumato.accounting.gaussian import epsilon_gaussian
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.auditing import toy_task
+from sfumato.auditing import parallel_models, toy_task
 from sfumato.auditing.membership import Audit, AuditCache, audit_membership
 from sfumato.auditing.parallel_models import Models, Stopped, cross_entropy
 from sfumato.auditing.toy_task import SHARE, TARGETS, Setting, ToyTask, choose, distance, settings_of
@@ -111,6 +111,16 @@ def test_a_model_among_others_is_the_products_own_run_with_its_key(augmult, fixe
             torch.testing.assert_close(found[name][number], value, rtol=0, atol=1e-5)
     begin = dict(network(torch.float64).named_parameters())
     assert max(float((found[name] - value).abs().max().detach()) for name, value in begin.items()) > 1e-2
+
+
+def test_models_are_the_same_whoever_trains_beside_them(monkeypatch):
+    """As on a GPU: 512 and more, their noise by several threads."""
+    models = models_of(Mechanism(21, 8, 0.5, 2), augmult=0)
+    keys, took = [key_from_seed(seed) for seed in range(520)], [True, False] * 260
+    few = models.trained_losses(keys[500:], took[500:])
+    monkeypatch.setitem(parallel_models._LEAST_MODELS, "cpu", 512)
+    monkeypatch.setitem(parallel_models._EXAMPLES_AT_ONCE, "cpu", 2**10)
+    assert models.trained_losses(keys, took)[500:] == pytest.approx(few, rel=1e-9)
 
 
 def test_z_moves_a_model_exactly_where_it_is_drawn_and_takes_part():

@@ -447,7 +447,7 @@ SURFACE = {
     "audit bounds": "--delta --epsilon --confidence --page --json",
     "audit canary": "--epsilon --delta --num-steps --sampling-prob --num-games --confidence --page --json",
     "audit membership": "--epsilon --num-models --num-examples --delta --data-root --fixed-batches --augmult "
-    "--num-steps --confidence --output --page --json",
+    "--num-steps --confidence --output --device --page --json",
     "audit one-run": "--confidence --trust --json",
     "check": "--fix --image-size --channels --num-classes --trust --json",
     "norms": "--plot --json",

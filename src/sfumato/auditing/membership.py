@@ -22,7 +22,7 @@ from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing import toy_task
 from sfumato.auditing.arguments import LEAST_TARGET, Keep, calibrated, require_levels, whole
 from sfumato.auditing.bounds import audit_scores, new_split_seed, require_enough
-from sfumato.auditing.parallel_models import Models
+from sfumato.auditing.parallel_models import CPU, Models
 from sfumato.auditing.record import MembershipResult, Winner
 from sfumato.auditing.toy_task import Losses, Setting, ToyTask, Try, choose, settings_of
 from sfumato.data.sampling import poisson_batch
@@ -32,9 +32,10 @@ from sfumato.models.small import LeNet
 from sfumato.randomness import derived, digest, key_from_seed, new_key
 from sfumato.run_folder.files import lock, read_json, write_atomically
 from sfumato.run_folder.launch import is_under_torchrun
+from sfumato.training.learner import pick_device
 from sfumato.training.process import keep_freed_memory
 
-_CHUNK = 8
+_CHUNK = {"cpu": 8, "cuda": 256}
 """Models a side that are trained, and kept, together."""
 _MOST_CHUNKS = 1000
 _MOST, _MOST_VIEWS = 10**9, 1024
@@ -55,6 +56,7 @@ def audit_membership(
     num_steps: int | None = None,
     confidence: float = 0.999,
     output: Path | str | None = None,
+    device: str = "auto",
     report: Callable[[str], None] = lambda text: None,
     keep: Keep = lambda scores, members: None,
 ) -> MembershipResult:
@@ -75,7 +77,8 @@ def audit_membership(
         num_steps: T of every model; default: phase I tries both of Table 7.
         confidence: Of each bound.
         output: A folder that keeps what is trained, so that the same call goes on; only its owner reads it. Several
-            processes that are given one folder share the work.
+            processes that are given one folder share the work, on devices of one kind.
+        device: Where sums are computed: "auto", "cpu", "cuda" or "cuda:N"; noise is drawn on the CPU.
         report: Is told how far it has come.
         keep: Is given minus the loss on z, and membership, of every model.
 
@@ -96,7 +99,8 @@ def audit_membership(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         network = LeNet(10)
-    audit = Audit(task, network, epsilon, delta, num_models, fixed_batches, augmult, report)
+    where = pick_device(device)
+    audit = Audit(task, network, epsilon, delta, num_models, fixed_batches, augmult, report, where)
     return audit.run(confidence, None if output is None else Path(output), keep)
 
 
@@ -112,6 +116,7 @@ class Audit:
     fixed_batches: bool = False
     augmult: int = 0
     report: Callable[[str], None] = lambda text: None
+    device: torch.device = CPU
 
     def __post_init__(self) -> None:
         self._stopped = threading.Event()
@@ -127,8 +132,9 @@ class Audit:
         for setting in settings_of(self.task.num_steps):  # refused before anything is trained
             self.claim(setting)
         num_threads = torch.get_num_threads()
-        # As many threads as PyTorch uses, each of which computes alone.
-        threads = ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,))
+        # As many threads as PyTorch uses, each of which computes alone; one feeds a GPU.
+        workers, own = (num_threads, 1) if self.device.type == "cpu" else (1, num_threads)
+        threads = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(own,))
         try:
             setting, num_choosing, distance = choose(
                 self.task.num_steps, self.num_models, lambda tries: self._tried(tries, cache, threads)
@@ -201,7 +207,7 @@ class Audit:
         return [poisson_batch(mechanism, derived(key, "sampling", number)) for number in numbers]
 
     def _models(self, setting: Setting) -> Models:
-        how = self.augmult, self.batches(setting), self._stopped
+        how = self.augmult, self.batches(setting), self._stopped, self.device
         return Models(self.task, setting, self.network, self.mechanism(setting), *how)
 
     def _settings(self, confidence: float) -> dict[str, Any]:
@@ -214,6 +220,7 @@ class Audit:
             "confidence": confidence,
             "images": digest([part.hex() for part in self.task.images.content()]),
             "network": str(self.network),
+            "device": self.device.type,
         }
 
     def _tried(self, tries: Sequence[Try], cache: "AuditCache", threads: ThreadPoolExecutor) -> list[Losses]:
@@ -224,7 +231,7 @@ class Audit:
     def _many(self, setting: Setting, cache: "AuditCache", threads: ThreadPoolExecutor) -> Losses:
         """Phase II."""
         self._trained.clear()
-        models, size = self._models(setting), max(_CHUNK, -(-self.num_models // _MOST_CHUNKS))
+        models, size = self._models(setting), max(_CHUNK[self.device.type], -(-self.num_models // _MOST_CHUNKS))
         chunks = [
             (models, f"models-{_name(setting)}-{first:07}", min(size, self.num_models - first))
             for first in range(0, self.num_models, size)

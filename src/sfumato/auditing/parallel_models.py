@@ -7,6 +7,7 @@ Sampler, noise and divisor are the product's. The clipped sums are computed for 
 import math
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -15,19 +16,24 @@ from torch import nn
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing.toy_task import Setting, ToyTask
 from sfumato.clipping import clipped_grad
+from sfumato.clipping.clip import convolutions
 from sfumato.clipping.func import clipped_sum
 from sfumato.clipping.stacked import Stacked
+from sfumato.data.images import on_device
 from sfumato.data.sampling import poisson_batch
 from sfumato.data.views import Views
-from sfumato.randomness import derived
+from sfumato.randomness import Stream, derived
 from sfumato.training.step import PrivateStep, Randomness, draw
 
 Tensors = dict[str, torch.Tensor]
+CPU = torch.device("cpu")
 
 _PADDING = 4
 """Pixels by which a view is moved at most, where there are views."""
-_EXAMPLES_AT_ONCE = 128
+_EXAMPLES_AT_ONCE = {"cpu": 128, "cuda": 2**13}
 """Of all models that are computed together: more leave a core's cache, and take longer each."""
+_LEAST_MODELS = {"cpu": 1, "cuda": 512}
+"""That are trained together; a GPU is at its best with many."""
 _COLUMNS_KEPT = 2000
 """Of at most so many images what the first layer multiplies is kept: 78 KB each for LeNet."""
 
@@ -48,6 +54,7 @@ class Models:
         fixed_batches: (b,) indices for each step, the same for all models; None: each model draws
             Poisson batches from its own key.
         stopped: Once it is set, `train` raises `Stopped`.
+        device: Where sums are computed; noise is drawn on the CPU, as for every run.
     """
 
     def __init__(
@@ -59,10 +66,11 @@ class Models:
         augmult: int = 0,
         fixed_batches: Sequence[np.ndarray] | None = None,
         stopped: threading.Event | None = None,
+        device: torch.device = CPU,
     ) -> None:
         self.mechanism, self._network, self._learning_rate = mechanism, network, setting.learning_rate
-        self._fixed_batches, self._stopped = fixed_batches, stopped
-        self._begin = {name: value.detach() for name, value in network.named_parameters()}
+        self._fixed_batches, self._stopped, self._device = fixed_batches, stopped, device
+        self._begin = {name: value.detach().to(device) for name, value in network.named_parameters()}
         self._sizes = [value.numel() for value in self._begin.values()]
         self._dtype = next(iter(self._begin.values())).dtype
         self.views = Views("crop" if augmult else "none", augmult, _PADDING if augmult else 0)
@@ -70,6 +78,7 @@ class Models:
         self.step = PrivateStep(grad_fn, mechanism, self.views)
         # z is among the images of both; where it takes no part, it is unreadable.
         self._images = task.with_target(setting.target)
+        self._labels = self._images.labels.to(device)
         self._stacked = Stacked(network)
         self._columns = None
         if not augmult and len(self._images) <= _COLUMNS_KEPT:
@@ -93,25 +102,31 @@ class Models:
                 for each, took in zip(drawn, takes_part, strict=True)
             ]
             sums = self._clipped_sums(parameters, drawn, rows)
-            for model, key in enumerate(keys):
-                own = torch.cat([value[model].flatten() for value in sums.values()])
-                parts = self.step.release(own, derived(key, "noise", number)).split(self._sizes)
-                for (name, begin), grad in zip(self._begin.items(), parts, strict=True):
-                    parameters[name][model] -= self._learning_rate * grad.view(begin.shape)
+            flat = torch.cat([value.flatten(1) for value in sums.values()], 1).cpu()
+            private = on_device(self._released(flat, [derived(key, "noise", number) for key in keys]), self._device)
+            for value, grad in zip(parameters.values(), private.split(self._sizes, 1), strict=True):
+                value -= self._learning_rate * grad.view(value.shape)
         return parameters
+
+    def _released(self, flat: torch.Tensor, noise: list[Stream]) -> torch.Tensor:
+        """(M, n), from the sums, by as many threads as PyTorch takes here."""
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            run = map if torch.get_num_threads() == 1 else pool.map
+            return torch.stack(list(run(self.step.release, flat, noise)))
 
     def losses(self, parameters: Mapping[str, torch.Tensor]) -> list[float]:
         """On z, of each model."""
         last = torch.tensor([len(self._images) - 1])
         count = len(next(iter(parameters.values())))
         columns = self._stacked.columns(self._batch(last)).expand(count, 1, -1, -1)
-        labels = self._images.labels[last].expand(count, 1)
+        labels = self._labels[-1:].expand(count, 1)
         return self._stacked.losses(parameters, columns, labels)[:, 0].tolist()
 
     def trained_losses(self, keys: Sequence[bytes], takes_part: Sequence[bool]) -> list[float]:
         """The loss on z of each model, trained: of any number of models, a few at a time."""
         found = []
-        at_once = max(1, _EXAMPLES_AT_ONCE // (self.mechanism.batch_size * max(1, self.views.augmult)))
+        each, kind = self.mechanism.batch_size * max(1, self.views.augmult), self._device.type
+        at_once = max(_LEAST_MODELS[kind], _EXAMPLES_AT_ONCE[kind] // each)
         for first in range(0, len(keys), at_once):
             part = slice(first, first + at_once)
             found += self.losses(self.train(keys[part], takes_part[part]))
@@ -126,15 +141,16 @@ class Models:
         return draw(self.mechanism, indices, self.views, views, model)
 
     def _batch(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._images.batch(rows.flatten()).to(self._dtype)
+        return self._images.batch(rows.flatten(), self._device).to(self._dtype)
 
     def _clipped_sums(self, parameters: Tensors, drawn: Sequence[Randomness], rows: Sequence[np.ndarray]) -> Tensors:
         """Name -> (M, ...). Rows of shorter batches are filled up with an example that does not count."""
         filled = nn.utils.rnn.pad_sequence([torch.from_numpy(each) for each in rows], batch_first=True)
         longest = filled.shape[1]
-        is_real = torch.arange(longest) < torch.tensor([[len(each)] for each in rows])
+        is_real = on_device(torch.arange(longest) < torch.tensor([[len(each)] for each in rows]), self._device)
         sums = {name: torch.zeros_like(value) for name, value in parameters.items()}
-        passes = max(1, round(len(rows) * longest / _EXAMPLES_AT_ONCE))
+        count = len(rows) * longest * max(1, self.views.augmult)
+        passes = max(1, round(count / _EXAMPLES_AT_ONCE[self._device.type]))
         size = max(1, math.ceil(longest / passes))  # no pass for the few rows that a batch is longer than B
         for first in range(0, longest, size):
             part = slice(first, first + size)
@@ -149,8 +165,8 @@ class Models:
         if self._columns is None:
             columns = self._stacked.columns(self._batch(rows))
         else:
-            columns = self._columns.index_select(0, rows.flatten())
-        labels, norm = self._images.labels[rows], self.step.grad_fn.clipping_norm
+            columns = self._columns.index_select(0, on_device(rows.flatten(), self._device))
+        labels, norm = self._labels[on_device(rows, self._device)], self.step.grad_fn.clipping_norm
         columns = columns.unflatten(0, rows.shape)
         return self._stacked.clipped_sum(parameters, columns, labels, is_real, clipping_norm=norm)
 
@@ -158,17 +174,19 @@ class Models:
         self, parameters: Tensors, drawn: Sequence[Randomness], rows: torch.Tensor, is_real: torch.Tensor
     ) -> Tensors:
         made = [
-            self.views.make(self._images, own, each.view_bits, torch.device("cpu"))
+            self.views.make(self._images, own, each.view_bits, self._device)
             for own, each in zip(rows, drawn, strict=True)
         ]
-        inputs, labels = torch.stack(made).to(self._dtype), self._images.labels[rows]  # (M, b, K, C, H, W), (M, b)
+        labels = self._labels[on_device(rows, self._device)]  # (M, b)
+        inputs = torch.stack(made).to(self._dtype)  # (M, b, K, C, H, W)
         norm, augmult = self.step.grad_fn.clipping_norm, self.views.augmult
 
         def of_model(parameters: Tensors, inputs: torch.Tensor, *own: torch.Tensor) -> Tensors:
             given = parameters, self._network, cross_entropy, inputs, own[:1], own[1]
             return clipped_sum(*given, clipping_norm=norm, augmult=augmult)
 
-        return torch.func.vmap(of_model)(parameters, inputs, labels, is_real)
+        with convolutions("float32"):
+            return torch.func.vmap(of_model)(parameters, inputs, labels, is_real)
 
 
 def cross_entropy(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

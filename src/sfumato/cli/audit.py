@@ -83,6 +83,7 @@ def membership(
     num_steps: int | None = None,
     confidence: float = 0.999,
     output_: Path | None = None,
+    device: str = "auto",
     page: Path | None = None,
     json_: bool = False,
 ) -> None:
@@ -108,6 +109,7 @@ def membership(
     claim = {"epsilon": epsilon, "delta": delta, "confidence": confidence}
     numbers: dict[str, Any] = {"num_models": num_models, "num_examples": num_examples, "num_steps": num_steps}
     numbers |= {"data_root": data_root, "output": output_, "fixed_batches": fixed_batches, "augmult": augmult}
+    numbers["device"] = device
     _run(audit_membership, page, json_, kept, **claim, **numbers)
 
 
