@@ -118,7 +118,7 @@ class Views:
         assert isinstance(images, ImageSet)
         size = images.crop if self.kind in ("crop", "crop_flip") else None
         inputs = images.batch(indices, device) if size is None else images.whole(indices, device)
-        return augment(inputs, on_device(bits, device), self.kind, self.padding, images.mean, images.std, size=size)
+        return augment(inputs, bits, self.kind, self.padding, images.mean, images.std, size=size)
 
     def with_labels(
         self, examples: Drawn | People, indices: Tensor, view_bits: ViewBits, device: torch.device

@@ -49,7 +49,7 @@ def augment(
 
     Args:
         images: (B, C, H, W), C = 1 or 3 where colours change.
-        bits: (B, K), int64 with values uniform in [0, 2^32).
+        bits: (B, K), int64 with values uniform in [0, 2^32), on the CPU: no GPU need be asked what they choose.
         kind: See above.
         padding: Pixels on each edge, used by crop, crop_flip and tan (there below H and W).
         mean, std: Public constants of each channel, by which images in [0, 1] were normalised; None: they were not.
@@ -59,7 +59,7 @@ def augment(
     num_views = bits.shape[1]
     if kind == "none":
         return images[:, None].expand(-1, num_views, -1, -1, -1)
-    of_image, bits = torch.arange(num_images, device=images.device).repeat_interleave(num_views), bits.flatten()
+    of_image, bits = torch.arange(num_images * num_views, device=images.device) // num_views, bits.flatten()
     normalised = torch.tensor([mean or [0.0], std or [1.0]], dtype=images.dtype)
     shift, scale = on_device(normalised[:, :, None, None], images.device)
     seen = (height, width) if size is None or kind not in ("crop", "crop_flip") else (size, size)
@@ -84,36 +84,39 @@ def _crop_and_flip(pixels: Tensor, bits: Tensor, kind: AugmentationKind, padding
     rows, columns = (own + 2 * padding - seen + 1 for own, seen in zip(pixels.shape[2:], size, strict=True))
     position = ((bits >> 1) * (rows * columns)) >> 31
     flip = torch.zeros_like(bits) if kind == "crop" else bits & 1
-    top, left = position // columns - padding, position % columns - padding
+    places = torch.stack([position // columns - padding, position % columns - padding, flip])
+    top, left, flip = on_device(places, pixels.device)
     return transforms.cropped(pixels, top, left, flip, size, repeats_edge=True)
 
 
 def _tan(pixels: Tensor, bits: Tensor, padding: int, mean: Tensor, std: Tensor) -> Tensor:
     place, for_jitter = _numbers(bits, 4, transforms.NUM_JITTER_UNIFORMS)
-    top, left = (place[:, :2] * (2 * padding + 1)).long().unbind(1)
+    top, left = ((place[:, :2] * (2 * padding + 1)).long() - padding).unbind(1)
+    top, left, flip = on_device(torch.stack([top, left, (place[:, 2] >= 0.5).long()]), pixels.device)
     size = (pixels.shape[2], pixels.shape[3])
-    pixels = transforms.cropped(pixels, top - padding, left - padding, place[:, 2] >= 0.5, size, repeats_edge=False)
-    chosen = _chosen(place[:, 3], 0.3)
-    pixels[chosen] = (transforms.jitter(pixels[chosen] * std + mean, for_jitter[chosen], _JITTER) - mean) / std
+    pixels = transforms.cropped(pixels, top, left, flip, size, repeats_edge=False)
+    own, chosen = _chosen(place[:, 3], 0.3, pixels)
+    pixels[chosen] = (transforms.jitter(pixels[chosen] * std + mean, for_jitter[own], _JITTER) - mean) / std
     return pixels
 
 
 def _random_resized_crop(pixels: Tensor, numbers: Tensor) -> Tensor:
-    boxes = transforms.random_boxes(numbers[:, :-1], *pixels.shape[2:])
-    return transforms.resized_crop(pixels, *boxes, flip=numbers[:, -1] >= 0.5)
+    boxes = torch.stack([*transforms.random_boxes(numbers[:, :-1], *pixels.shape[2:]), (numbers[:, -1] >= 0.5).float()])
+    return transforms.resized_crop(pixels, *on_device(boxes, pixels.device))
 
 
 def _simclr(pixels: Tensor, bits: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     for_crop, for_jitter, other = _numbers(bits, transforms.NUM_BOX_UNIFORMS + 1, transforms.NUM_JITTER_UNIFORMS, 4)
     pixels = _random_resized_crop(pixels, for_crop) * std + mean
-    chosen = _chosen(other[:, 0], 0.8)
-    pixels[chosen] = transforms.jitter(pixels[chosen], for_jitter[chosen], _JITTER)
-    chosen = _chosen(other[:, 1], 0.2)
+    own, chosen = _chosen(other[:, 0], 0.8, pixels)
+    pixels[chosen] = transforms.jitter(pixels[chosen], for_jitter[own], _JITTER)
+    _, chosen = _chosen(other[:, 1], 0.2, pixels)
     pixels[chosen] = transforms.grey(pixels[chosen]).expand(-1, pixels.shape[1], -1, -1)
     radius = min(pixels.shape[2:]) // 20  # a kernel a tenth as wide as the image: 11 at 224 pixels, none below 20
     if radius:
-        chosen = _chosen(other[:, 2], 0.5)
-        pixels[chosen] = transforms.gaussian_blur(pixels[chosen], 0.1 + 1.9 * other[chosen, 3], radius)
+        own, chosen = _chosen(other[:, 2], 0.5, pixels)
+        sigma = on_device(0.1 + 1.9 * other[own, 3], pixels.device)
+        pixels[chosen] = transforms.gaussian_blur(pixels[chosen], sigma, radius)
     return (pixels - mean) / std
 
 
@@ -122,8 +125,10 @@ def _numbers(bits: Tensor, *counts: int) -> Sequence[Tensor]:
     return uniforms(bits, sum(counts)).split(counts, dim=1)
 
 
-def _chosen(number: Tensor, probability: float) -> Tensor:
-    return torch.nonzero(number < probability)[:, 0]
+def _chosen(number: Tensor, probability: float, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    """Which views, for the CPU and for the pixels' device."""
+    chosen = torch.nonzero(number < probability)[:, 0]
+    return chosen, on_device(chosen, pixels.device)
 
 
 def uniforms(bits: Tensor, count: int) -> Tensor:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sfumato.data.images import on_device
+
 _ATTEMPTS = 10
 _AREA, _RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 NUM_BOX_UNIFORMS = 2 * _ATTEMPTS + 2
@@ -121,18 +123,16 @@ def jitter(pixels: Tensor, uniforms: Tensor, strength: tuple[float, float, float
 
     Args:
         pixels: (V, C, H, W), C = 1 or 3, in [0, 1].
-        uniforms: (V, NUM_JITTER_UNIFORMS), in [0, 1): the four factors, then the order.
+        uniforms: (V, NUM_JITTER_UNIFORMS), in [0, 1), on the CPU: the four factors, then the order.
         strength: (b, c, s, h): the first three factors are uniform in [1 - b, 1 + b] and so on, b,
             c, s <= 1; hue turns by a part of the circle uniform in [-h, h], h <= 1/2.
 
     Returns:
         (V, C, H, W), in [0, 1].
     """
-    span = torch.tensor(strength, device=pixels.device)
-    centre = torch.tensor([1.0, 1.0, 1.0, 0.0], device=pixels.device)
+    span, centre = torch.tensor(strength), torch.tensor([1.0, 1.0, 1.0, 0.0])
     factors = (centre + span * (2 * uniforms[:, :4] - 1)).to(pixels.dtype)
-    orders = _ORDERS.to(pixels.device)[(uniforms[:, 4] * len(_ORDERS)).long()]
-    return adjust_in_order(pixels, factors, orders)
+    return adjust_in_order(pixels, on_device(factors, pixels.device), _ORDERS[(uniforms[:, 4] * len(_ORDERS)).long()])
 
 
 def adjust_in_order(pixels: Tensor, factors: Tensor, orders: Tensor) -> Tensor:
@@ -141,13 +141,13 @@ def adjust_in_order(pixels: Tensor, factors: Tensor, orders: Tensor) -> Tensor:
     Args:
         pixels: (V, C, H, W), in [0, 1].
         factors: (V, 4), of brightness, contrast, saturation and hue.
-        orders: (V, 4), int64: each row a permutation of those four.
+        orders: (V, 4), int64, on the CPU: each row a permutation of those four.
     """
     pixels = pixels.clone()
     adjustments = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)
     for place in range(4):
         for number, adjust in enumerate(adjustments[: 4 if pixels.shape[1] == 3 else 2]):
-            chosen = torch.nonzero(orders[:, place] == number)[:, 0]
+            chosen = on_device(torch.nonzero(orders[:, place] == number)[:, 0], pixels.device)
             pixels[chosen] = adjust(pixels[chosen], factors[chosen, number])
     return pixels
 
