@@ -8,6 +8,7 @@ from scipy import stats
 
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.data.sampling import Shuffling, poisson_batch
+from sfumato.errors import InputError
 from sfumato.randomness import Stream
 
 
@@ -16,6 +17,12 @@ def draws(mechanism, num_steps):
     for step in range(num_steps):
         included[step, poisson_batch(mechanism, Stream(os.urandom(32)))] = True
     return included
+
+
+def test_no_poisson_batch_is_drawn_for_a_mechanism_of_shuffled_ones():
+    shuffled = Mechanism(200, 37, 1.0, 1, sampling="shuffled")
+    with pytest.raises(InputError, match="a Poisson batch is none of"):
+        poisson_batch(shuffled, Stream(os.urandom(32)))
 
 
 def test_every_example_is_included_with_probability_q():

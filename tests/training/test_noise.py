@@ -53,6 +53,15 @@ def test_both_words_give_all_of_their_bits():
     assert quarters == [0, 1, 2, 3]
 
 
+def test_a_radius_has_no_bit_of_its_angle():
+    """Of the longest, where each of its lowest bits shows."""
+    radii = [
+        float(np.hypot(*normals(np.array([0, 5 + (angle << 32)], dtype=np.uint64))))
+        for angle in (0, 1, 1 << 31, (1 << 32) - 1)
+    ]
+    assert radii == pytest.approx([np.sqrt(2 * (95 * np.log(2) - np.log(5.5)))] * 4, rel=1e-12)
+
+
 def test_every_parameter_gets_noise_of_its_own_and_what_is_done_to_one_with_gradients_on_shows_in_no_other():
     shapes = {"weight": (100, 99), "bias": (101,), "scale": ()}
     with torch.no_grad():

@@ -222,7 +222,7 @@ def draws(node: Node) -> bool:
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
     given = arguments_of(node.target, node.args, node.kwargs)
-    return bool(given.get("p", given.get("dropout_p", 1.0))) and given.get("train") is not False
+    return bool(given.get("p", given.get("dropout_p", True))) and given.get("train") is not False
 
 
 def _refolded(shape: torch.Size, rows: tuple[int, int], other: torch.Size) -> set[tuple[int, int]]:
