@@ -4,12 +4,14 @@ import csv
 import json
 import stat
 import time
+from types import SimpleNamespace
 
 import pytest
 
 import sfumato
 from sfumato.config import RunConfig
-from sfumato.training.logs import Progress
+from sfumato.training import logs
+from sfumato.training.logs import Progress, StepFacts
 from tests.data.conftest import refused
 
 TINY = {
@@ -59,6 +61,18 @@ def test_images_a_second_are_the_expected_batches_over_the_time_since_the_run_be
     (first, rate), *_, (last, last_rate) = noted
     assert 64 / rate < first - began
     assert 6 * 64 / last_rate - 64 / rate == pytest.approx(last - first, rel=0.3)
+
+
+def test_time_left_is_told_by_the_steps_of_this_start(capsys, monkeypatch):
+    """A run that was gone on with at step 100, of 200: ten steps took 20 seconds."""
+    now = SimpleNamespace(perf_counter=lambda: 1000.0)
+    monkeypatch.setattr(logs, "time", now)
+    display = logs.Display()
+    display.step(StepFacts(100, 200, lambda step: 1.0, None, 50.0, evaluated=False))
+    now.perf_counter = lambda: 1020.0
+    display.step(StepFacts(110, 200, lambda step: 1.0, 0.5, 50.0, evaluated=True))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("step 110/200") and line.endswith("3:00 left")
 
 
 class Killed(Exception):

@@ -21,6 +21,7 @@ SETTINGS = ["--non-private", "--set", "training.num_steps=20", "--set", "trainin
 def gradient_of(model, images, indices, augmult=0, microbatch_size=4, max_grad_norm=None):
     views = Views("flip" if augmult else "none", augmult, 0)
     step = OrdinaryStep(model, Objective(None), views, microbatch_size, max_grad_norm, Speed())
+    assert step.model is model  # not compiled unless that is asked for
     bits = np.random.default_rng(0).integers(0, 2**32, (len(images), augmult), dtype=np.uint32)
     randomness = Randomness(np.array(indices, dtype=np.int64), bits, bytes(32))
     gradient, rows = step.collect(images, dict(model.named_parameters()), randomness)
