@@ -12,6 +12,10 @@ EXAMPLES = 3
 
 @pytest.fixture
 def problem():
+    return problem_of(1.0)
+
+
+def problem_of(size):
     """Three standardised weights of different shapes, one without a gain, and gradients of each for three examples."""
     torch.manual_seed(0)
     weights, parameters = [], []
@@ -19,6 +23,8 @@ def problem():
         conv = WeightStandardizedConv2d(7, channels, kernel).double()
         torch.nn.init.normal_(conv.gain)
         conv.gain.requires_grad_(has_gain)
+        with torch.no_grad():
+            conv.weight *= size
         weights.append(conv.standardized_weight())
         parameters.append([conv.gain, conv.weight] if has_gain else [conv.weight])
     return weights, parameters, [torch.randn(EXAMPLES, *weight.shape).double() for weight in weights]
@@ -40,8 +46,12 @@ def one_by_one(weights, parameters, gradients):
     ]
 
 
-def test_the_way_back_is_autograds(problem):
-    weights, parameters, rows = problem
+SIZES = pytest.mark.parametrize("size", [1.0, 1e-4], ids=["", "so small that the clamp binds"])
+
+
+@SIZES
+def test_the_way_back_is_autograds(size):
+    weights, parameters, rows = problem_of(size)
     form, holds = standardized(weights, parameters)
     assert holds.tolist() == [True] * 3
     gradients = [part[0] for part in rows]
@@ -50,8 +60,9 @@ def test_the_way_back_is_autograds(problem):
             torch.testing.assert_close(part.flatten(), value.flatten(), rtol=1e-9, atol=1e-12)
 
 
-def test_norms_are_those_of_what_autograd_gives(problem):
-    weights, parameters, rows = problem
+@SIZES
+def test_norms_are_those_of_what_autograd_gives(size):
+    weights, parameters, rows = problem = problem_of(size)
     form, moments = measured(problem)
     squares, error = form.square_norms(moments)
     for i in range(EXAMPLES):
