@@ -283,15 +283,15 @@ def test_a_run_has_the_budget_that_it_was_begun_under_and_no_other(shared, capsy
     assert "--epsilon" in refused(capsys, *other[:3], "--recipe", "demo/digits")
 
 
-# Before its first line there is no reservation, before its first release there is one.
+# Before its first line there is no reservation, before its first release there is one, and no room for another.
 @pytest.mark.parametrize(("append", "reserved"), [(1, 0), (2, 1)])
 def test_a_run_that_is_killed_before_its_first_release_goes_on_with_one_reservation(append, reserved, tmp_path, capsys):
     path, run, log = tmp_path / "b", tmp_path / "run", tmp_path / "log"
-    json_of(capsys, "budget", "new", path, "--epsilon", "0.3", "--delta", "1e-5", "--recipe", "demo/digits")
+    json_of(capsys, "budget", "new", path, "--epsilon", "0.23", "--delta", "1e-5", "--recipe", "demo/digits")
     words = [*TRAIN, "--output", str(run), "--budget", str(path)]
     assert faults.run(words, die_at=("ledger", append, 0.5), log=log) == -signal.SIGKILL, log.read_text()
     assert len(budget.read(path).reserved) == reserved
-    result = json_of(capsys, "resume", run)
+    result = json_of(capsys, *words, "--resume")
     found = budget.read(path)
     assert [*found.reserved] == [result["run_id"]] and found.epsilon() == result["epsilon"]
     assert claim_of(run)["budget"]["budget_id"] == found.stated.budget_id
