@@ -219,6 +219,11 @@ def test_a_target_of_persons_is_held_for_all_their_images_and_used_up(given, tra
     assert claimed.attacker == claimed.attacker_person
 
 
+def test_noise_that_drowns_what_persons_teach_is_warned_about():
+    privacy = {"target_epsilon": 0.05, "delta": 1e-6, "unit": "person", "max_images_per_person": 2}
+    assert any("drowns" in warning for warning in plan_of(privacy, num_examples=300).warnings)
+
+
 def test_steps_beyond_the_target_of_persons_are_cut():
     privacy = {"target_epsilon": 4.0, "delta": 1e-6, "unit": "person", "max_images_per_person": 2}
     cut = plan_of({**privacy, "noise_multiplier": 6.0}, batch_size=500, num_steps=50_000)
