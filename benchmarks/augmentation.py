@@ -71,7 +71,7 @@ def main() -> None:
     keep_freed_memory()
     torch.manual_seed(0)
     images = torch.rand(options.views // 8, 3, options.size, options.size, device=options.device)
-    bits = torch.randint(0, 2**32, (len(images), 8), device=options.device)
+    bits = torch.randint(0, 2**32, (len(images), 8))
     constants, padding = (0.5, 0.5, 0.5), max(round(options.size * 20 / 224), 1)
     rates: dict[str, dict[str, int]] = {}
     for kind in KINDS:

@@ -47,7 +47,7 @@ def main() -> None:
 
     @torch.inference_mode()
     def loop() -> None:
-        for part in pixels.split(ROWS):
+        for part in pixels.split(ROWS["cpu"]):
             batch = torch.nn.functional.interpolate(part / 255, (asked.size,) * 2, mode="bicubic", antialias=True)
             bare(batch.sub_(0.5).div_(0.5).contiguous(memory_format=torch.channels_last))
 

@@ -115,6 +115,7 @@ def test_a_model_among_others_is_the_products_own_run_with_its_key(augmult, fixe
 
 def test_models_are_the_same_whoever_trains_beside_them(monkeypatch):
     """As on a GPU: 512 and more, their noise by several threads."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     models = models_of(Mechanism(21, 8, 0.5, 2), augmult=0)
     keys, took = [key_from_seed(seed) for seed in range(520)], [True, False] * 260
     few = models.trained_losses(keys[500:], took[500:])

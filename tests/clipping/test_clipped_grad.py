@@ -105,6 +105,28 @@ def test_an_example_that_is_not_finite_contributes_exactly_zero(engine, augmult,
     assert norm(out) > 0.1 and distance(out, expected) < 1e-6
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("wrong", [[4], [0, 6], [0, 1, 2], [2, 3, 5], [*range(7)]], ids=str)
+def test_whatever_is_not_finite_is_left_out_and_nothing_is_loaded_again(wrong, on_gpu, monkeypatch):
+    """On a GPU a microbatch is looked at while the next one is computed, and the last one is filled up."""
+    _, x, y = problem("conv")
+    broken, grad_fn, loaded = x.clone(), made("conv", "graph", 0), []
+    broken[wrong] = torch.nan
+    left_out = torch.tensor([row in wrong for row in range(7)])
+    expected = grad_fn(x, y, is_padding=left_out)
+    monkeypatch.setattr(grad_fn._prepared, "on_gpu", on_gpu)
+
+    def load(rows):
+        loaded.append(rows.tolist())
+        return broken[rows], y[rows]
+
+    out = grad_fn.sum_over(load, torch.arange(7))
+    assert distance(out.grad_sum, expected.grad_sum) < 1e-6  # a number
+    assert [rows[0] for rows in loaded] == [0, 3, 6] and (len(loaded[2]) == 3) == on_gpu
+    assert torch.equal(out.grad_norms.isfinite(), ~left_out) and torch.equal(out.losses.isfinite(), ~left_out)
+    torch.testing.assert_close(out.grad_norms[~left_out], expected.grad_norms[~left_out])
+
+
 def linear(engine, loss=lambda outputs: outputs[:, 0], **settings):
     """Whose gradient is the image."""
     model = nn.Linear(2, 1, bias=False)

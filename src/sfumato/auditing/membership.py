@@ -25,6 +25,7 @@ from sfumato.auditing.bounds import audit_scores, new_split_seed, require_enough
 from sfumato.auditing.parallel_models import CPU, Models
 from sfumato.auditing.record import MembershipResult, Winner
 from sfumato.auditing.toy_task import Losses, Setting, ToyTask, Try, choose, settings_of
+from sfumato.clipping.clip import convolutions
 from sfumato.data.sampling import poisson_batch
 from sfumato.errors import InputError
 from sfumato.json_record import pick
@@ -136,15 +137,17 @@ class Audit:
         workers, own = (num_threads, 1) if self.device.type == "cpu" else (1, num_threads)
         threads = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(own,))
         try:
-            setting, num_choosing, distance = choose(
-                self.task.num_steps, self.num_models, lambda tries: self._tried(tries, cache, threads)
-            )
-            self.report(
-                f"chosen: z {setting.target}, learning rate {setting.learning_rate:g}, C {setting.clipping_norm:g}, "
-                f"{setting.num_steps} updates, noise multiplier {self.mechanism(setting).noise_multiplier:g}"
-            )
-            before = time.perf_counter()
-            members, non_members = self._many(setting, cache, threads)
+            with convolutions("float32"):
+                setting, num_choosing, distance = choose(
+                    self.task.num_steps, self.num_models, lambda tries: self._tried(tries, cache, threads)
+                )
+                self.report(
+                    f"chosen: z {setting.target}, learning rate {setting.learning_rate:g}, C "
+                    f"{setting.clipping_norm:g}, {setting.num_steps} updates, noise multiplier "
+                    f"{self.mechanism(setting).noise_multiplier:g}"
+                )
+                before = time.perf_counter()
+                members, non_members = self._many(setting, cache, threads)
         finally:
             self._stopped.set()
             threads.shutdown(cancel_futures=True)

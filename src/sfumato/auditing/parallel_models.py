@@ -16,7 +16,6 @@ from torch import nn
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing.toy_task import Setting, ToyTask
 from sfumato.clipping import clipped_grad
-from sfumato.clipping.clip import convolutions
 from sfumato.clipping.func import clipped_sum
 from sfumato.clipping.stacked import Stacked
 from sfumato.data.images import on_device
@@ -149,8 +148,7 @@ class Models:
         longest = filled.shape[1]
         is_real = on_device(torch.arange(longest) < torch.tensor([[len(each)] for each in rows]), self._device)
         sums = {name: torch.zeros_like(value) for name, value in parameters.items()}
-        count = len(rows) * longest * max(1, self.views.augmult)
-        passes = max(1, round(count / _EXAMPLES_AT_ONCE[self._device.type]))
+        passes = max(1, round(len(rows) * longest / _EXAMPLES_AT_ONCE[self._device.type]))
         size = max(1, math.ceil(longest / passes))  # no pass for the few rows that a batch is longer than B
         for first in range(0, longest, size):
             part = slice(first, first + size)
@@ -185,8 +183,7 @@ class Models:
             given = parameters, self._network, cross_entropy, inputs, own[:1], own[1]
             return clipped_sum(*given, clipping_norm=norm, augmult=augmult)
 
-        with convolutions("float32"):
-            return torch.func.vmap(of_model)(parameters, inputs, labels, is_real)
+        return torch.func.vmap(of_model)(parameters, inputs, labels, is_real)
 
 
 def cross_entropy(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

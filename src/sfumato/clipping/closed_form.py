@@ -50,7 +50,10 @@ class ClosedFormEngine(Engine):
         # In float64, or two factors, of which one is tiny and one large, would seem to make nothing.
         lengths = _lengths(features, None if bias is None else scale)
         norms = torch.linalg.vector_norm(errors, dim=1, dtype=torch.float64) * lengths
-        coefficients = torch.where(batch.is_real, coefficient(norms), 0.0)
+        finite = norms.isfinite() & losses.isfinite()
+        coefficients = torch.where(batch.is_real & finite, coefficient(norms), 0.0)
+        if finite.is_cuda or not finite.all():  # a coefficient of zero does not silence it: 0 * NaN is NaN
+            errors, features = (torch.where(finite[:, None], part, 0.0) for part in (errors, features))
         clipped = errors * coefficients[:, None].to(errors.dtype)
         names = {id(value): name for name, value in self.model.named_parameters()}
         sums = {names[id(weight)]: clipped.T @ features}
@@ -68,5 +71,5 @@ def _lengths(features: torch.Tensor, constant: float | None) -> torch.Tensor:
         return torch.hypot(lengths, torch.full_like(lengths, constant))
     small = lengths < _SMALL
     if small.is_cuda or small.any():  # a GPU is not waited for
-        lengths[small] = torch.linalg.vector_norm(features[small], dim=1, dtype=torch.float64)
+        lengths = torch.where(small, torch.linalg.vector_norm(features, dim=1, dtype=torch.float64), lengths)
     return lengths

@@ -106,6 +106,42 @@ def clipped_grad(
     return GradFn(model, loss_fn, Clip(clipping_norm, rescale_to_unit_norm), augmult, per_view, speed)
 
 
+class _Summed:
+    """A microbatch and what an engine made of it.
+
+    Whether all norms and losses are finite is asked for at once, and read when it is needed: a GPU is not waited for
+    meanwhile.
+    """
+
+    def __init__(self, batch: Batch, out: ClippedGrad) -> None:
+        self.batch, self.out = batch, out
+        self._finite = out.grad_norms.isfinite() & out.losses.isfinite()
+        self._all, self._asked = self._finite.all().to("cpu", non_blocking=True), None
+        if out.losses.is_cuda:
+            self._asked = torch.cuda.Event()
+            self._asked.record(torch.cuda.current_stream(out.losses.device))
+
+    def _is_finite(self) -> bool:
+        if self._asked is not None:
+            self._asked.synchronize()
+        return bool(self._all)
+
+    def of_finite(self, clipped: Callable[[Batch], "_Summed"]) -> dict[str, torch.Tensor]:
+        """The sum over the examples that have a finite norm and loss: as it is, or computed again with others that do
+        not count in the place of those that have not. A coefficient of zero would not silence them: 0 * NaN is NaN.
+        """
+        one, places = self, torch.arange(len(self._finite), device=self._finite.device)
+        source, counts = places, torch.ones_like(self._finite)
+        while not one._is_finite():
+            counts[source[~one._finite]] = False
+            if not counts.any():
+                return {name: torch.zeros_like(value) for name, value in self.out.grad_sum.items()}
+            source = torch.where(counts, places, counts.int().argmax())
+            batch = self.batch.take(source)
+            one = clipped(dataclasses.replace(batch, is_real=batch.is_real & counts))
+        return one.out.grad_sum
+
+
 class GradFn:
     """What `clipped_grad` returns: call it on a batch, from one thread at a time."""
 
@@ -234,8 +270,7 @@ class GradFn:
 
         Args:
             load: From (m,) indices to inputs and targets as in a call, (m, ...) each, in memory that nothing writes to
-                afterwards. Called by other threads, one microbatch ahead; again, with the others' indices, where an
-                example has no finite norm or loss.
+                afterwards. Called by other threads, one microbatch ahead.
             indices: (B,) int64: which examples. For models that draw random numbers they are
                 `example_ids`.
             key: As in a call.
@@ -308,17 +343,7 @@ class GradFn:
         return Batch(views, tuple(targets), weights, is_real)
 
     def _sum(self, load: Load, rows: torch.Tensor, key: bytes | None, ids: torch.Tensor | None) -> ClippedGrad:
-        """Of these rows, whose images have these numbers; without those whose norm or loss is not finite."""
-        out = self._summed(load, rows, key, ids)
-        norms, losses = out.grad_norms, out.losses
-        while not (finite := out.grad_norms.isfinite() & out.losses.isfinite()).all():
-            # A coefficient of zero does not silence it: 0 * NaN is NaN.
-            rows = rows[finite.to(rows.device)]
-            out = self._summed(load, rows, key, ids)
-        return dataclasses.replace(out, grad_norms=norms, losses=losses)
-
-    def _summed(self, load: Load, rows: torch.Tensor, key: bytes | None, ids: torch.Tensor | None) -> ClippedGrad:
-        """The one loop over microbatches of these rows."""
+        """The one loop over microbatches of these rows, whose images have these numbers."""
         prepared = self._prepared
         if not len(rows) or prepared is None:
             trained = {name: value for name, value in self._model.named_parameters() if value.requires_grad}
@@ -344,35 +369,43 @@ class GradFn:
             seeds = draw_seeds(key, ids[filled.to(ids.device)].to(batch.inputs.device), batch.inputs.shape[1])
             return dataclasses.replace(batch, seeds=seeds, draw_dims=prepared.draw_dims)
 
-        def clipped(places: torch.Tensor, batch: Batch) -> ClippedGrad:
+        def clipped(batch: Batch) -> _Summed:
             with torch.no_grad():  # each thread has a mode of its own
-                out = engine.clipped_sum(self._clip, evaluated, batch)
-            return ClippedGrad(out.grad_sum, out.grad_norms[: len(places)], out.losses[: len(places)])
+                return _Summed(batch, engine.clipped_sum(self._clip, evaluated, batch))
 
         total: dict[str, torch.Tensor] = {}
-        norms, losses = [], []
+        norms, losses = list[torch.Tensor](), list[torch.Tensor]()
+
+        def add(one: _Summed) -> None:
+            for name, part in (one.out.grad_sum if engine.leaves_out else one.of_finite(clipped)).items():
+                total[name] = total[name].add_(part) if name in total else part
+            count = min(size, len(rows) - len(norms) * size)  # the others fill up
+            norms.append(one.out.grad_norms[:count])
+            losses.append(one.out.losses[:count])
+
         with convolutions(self._speed.precision):
-            evaluated = engine.evaluate()
-            for out in self._map(loaded, clipped, rows.split(size)):
-                for name, part in out.grad_sum.items():
-                    total[name] = total[name].add_(part) if name in total else part
-                norms.append(out.grad_norms)
-                losses.append(out.losses)
+            evaluated, waiting = engine.evaluate(), list[_Summed]()
+            for one in self._map(loaded, clipped, rows.split(size)):
+                waiting.append(one)
+                if len(waiting) > prepared.on_gpu:  # which computes the next one while it is asked for this one
+                    add(waiting.pop(0))
+            for one in waiting:
+                add(one)
         return ClippedGrad(total, torch.cat(norms), torch.cat(losses), self.sensitivity, self.clipping_norm)
 
     def _map(
         self,
         load: Callable[[torch.Tensor], Batch],
-        clipped: Callable[[torch.Tensor, Batch], ClippedGrad],
+        clipped: Callable[[Batch], "_Summed"],
         parts: Sequence[torch.Tensor],
-    ) -> Iterator[ClippedGrad]:
+    ) -> Iterator["_Summed"]:
         """Of each microbatch, in order: side by side, or one after another, with the next one loaded meanwhile."""
         if self.num_workers > 1:
-            yield from self._threads.map(lambda part: clipped(part, load(part)), parts)
+            yield from self._threads.map(lambda part: clipped(load(part)), parts)
             return
         batch = load(parts[0])
-        for part, following in zip(parts, [*parts[1:], None], strict=True):
+        for following in [*parts[1:], None]:
             ahead = None if following is None else self._threads.submit(load, following)
-            yield clipped(part, batch)
+            yield clipped(batch)
             if ahead is not None:
                 batch = ahead.result()

@@ -148,6 +148,8 @@ class Engine(ABC):
         methods: How it computes, as far as that decides speed and rounding; empty where there is no
             choice.
         parallel: Whether several threads may use it at once.
+        leaves_out: Whether an example whose norm or loss is not finite adds exactly zero. Where it does not, since it
+            would wait for the device to see that, the sum may be no number, and `GradFn` takes it again.
 
     Args:
         row: (1, ...): one input, of which only shape, type and device are used.
@@ -157,7 +159,7 @@ class Engine(ABC):
     """
 
     methods: dict[str, str]
-    parallel = False
+    parallel, leaves_out = False, True
 
     def __init__(self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, speed: Speed) -> None:
         self.model, self.loss_fn, self.methods = model, loss_fn, {}
@@ -173,9 +175,6 @@ class Engine(ABC):
     def clipped_sum(self, coefficient: Coefficient, evaluated: Any, batch: Batch) -> ClippedGrad:
         """The sum of each real example's coefficient(norm) times its gradient, in tensors that
         share no memory.
-
-        Where an example's norm or loss is not finite the sum may be no number: `GradFn` leaves that example out, once
-        the batch is summed, and sums the others. To look here would be to wait for the device in every microbatch.
 
         Args:
             evaluated: From `evaluate`, at the present parameters.

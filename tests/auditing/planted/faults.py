@@ -7,7 +7,7 @@ from tests.auditing.planted.plants import Edit, Fault
 
 _COLLECT, _RELEASE = "training.step:PrivateStep.collect", "training.step:PrivateStep.release"
 _SUM, _NOISE, _SAMPLE = (
-    "clipping.grad_fn:GradFn._summed",
+    "clipping.grad_fn:GradFn._sum",
     "training.step:Draws.noise_key",
     "training.step:Draws.of_update",
 )
@@ -21,12 +21,13 @@ _AGAIN = (
     'self._kept = [*getattr(self, "_kept", []), self._streams.key("noise", release)]\n    return self._kept[{place}]'
 )
 _APPEND, _UPDATE = "self._started.append(self.step + 1)", "learner.state.update(private_grad, release, self.step)"
-_BATCH = "self._clip, evaluated, batch)"
+_BATCH = "with torch.no_grad():  # each thread has a mode of its own"
 _EACH_VIEW = (
-    "self._clip, evaluated, Batch(batch.inputs.flatten(0, 1)[:, None], tuple(target.flatten(0, 1)[:, None] for target"
-    " in batch.targets), torch.ones_like(batch.weights).view(-1, 1), batch.is_real.repeat_interleave("
-    "batch.weights.shape[1])))"
+    "batch = Batch(batch.inputs.flatten(0, 1)[:, None], tuple(target.flatten(0, 1)[:, None] for target in"
+    " batch.targets), torch.ones_like(batch.weights).view(-1, 1), batch.is_real.repeat_interleave("
+    f"batch.weights.shape[1]))\n        {_BATCH}"
 )
+_PARTS = "(one.out.grad_sum if engine.leaves_out else one.of_finite(clipped)).items()"
 _OUT, _MEAN = "return out.grad_sum, Rows(out.grad_norms, out.losses)", "noisy / self.mechanism.batch_size"
 _NOISY = "return torch.from_numpy(noisy)"
 
@@ -79,7 +80,7 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "an example that is not finite let through",
         "influence",
-        *("clipping.grad_fn:GradFn._sum", "while not (finite := ", "while False and not (finite := "),
+        *("clipping.grad_fn:_Summed.of_finite", "while not one._is_finite():", "while False:"),
     ),
     _fault(
         "shuffled batches accounted as Poisson",
@@ -108,8 +109,8 @@ MORE: tuple[Fault, ...] = (
         "each view clipped by itself, divided by K",
         "influence",
         *(_SUM, _BATCH, _EACH_VIEW),
-        *(_SUM, "in out.grad_sum.items()"),
-        "in {own: value / max(1, self._augmult) for own, value in out.grad_sum.items()}.items()",
+        *(_SUM, f"in {_PARTS}"),
+        "in {own: value / max(1, self._augmult) for own, value in one.out.grad_sum.items()}.items()",
     ),
     _fault(
         "a norm that leaves out the bias",
@@ -154,8 +155,8 @@ MORE: tuple[Fault, ...] = (
     _fault(
         "noise for every microbatch as well",
         "release",
-        *(_SUM, "ClippedGrad(out.grad_sum,"),
-        "ClippedGrad({name: value + torch.randn_like(value) for name, value in out.grad_sum.items()},",
+        *(_SUM, _PARTS),
+        "{name: value + torch.randn_like(value) for name, value in one.out.grad_sum.items()}.items()",
     ),
     _fault(
         "noise that is not Gaussian, of the right scale",

@@ -58,7 +58,7 @@ def compiled(function: Callable[..., Tensors], tensors: Tensors) -> Callable[...
         with _recording() as assumed:
             results = function(*tensors)
         count = len(results)
-        return *results, *assumed
+        return *results, *([torch.stack(assumed).all()] if assumed else [])
 
     # Without threads of its own the backward pass is written down as well.
     with torch.autograd.set_multithreading_enabled(False):

@@ -59,7 +59,7 @@ class GraphEngine(Engine):
             decide speed and memory, and how the result is rounded.
     """
 
-    parallel = True
+    parallel, leaves_out = True, False
 
     def __init__(self, model: nn.Module, loss_fn: Loss, row: torch.Tensor, speed: Speed) -> None:
         self.model = model
