@@ -3,6 +3,7 @@ r"""The one public way to a privatisable gradient: a sum of clipped per-example 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from operator import itemgetter
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 from sfumato.clipping.clip import Clip, are_exact, at_least_float32, convolutions
 from sfumato.clipping.graph.engine import GraphEngine, SiteReport
+from sfumato.clipping.microbatch import Summed
 from sfumato.clipping.prepared import Prepared
 from sfumato.clipping.protocol import Batch, ClippedGrad, Loss, Speed
 from sfumato.clipping.random_layers import draw_seeds
@@ -104,42 +106,6 @@ def clipped_grad(
     """
     speed = Speed(engine, microbatch_size, methods, precision, compile, workers)
     return GradFn(model, loss_fn, Clip(clipping_norm, rescale_to_unit_norm), augmult, per_view, speed)
-
-
-class _Summed:
-    """A microbatch and what an engine made of it.
-
-    Whether all norms and losses are finite is asked for at once, and read when it is needed: a GPU is not waited for
-    meanwhile.
-    """
-
-    def __init__(self, batch: Batch, out: ClippedGrad) -> None:
-        self.batch, self.out = batch, out
-        self._finite = out.grad_norms.isfinite() & out.losses.isfinite()
-        self._all, self._asked = self._finite.all().to("cpu", non_blocking=True), None
-        if out.losses.is_cuda:
-            self._asked = torch.cuda.Event()
-            self._asked.record(torch.cuda.current_stream(out.losses.device))
-
-    def _is_finite(self) -> bool:
-        if self._asked is not None:
-            self._asked.synchronize()
-        return bool(self._all)
-
-    def of_finite(self, clipped: Callable[[Batch], "_Summed"]) -> dict[str, torch.Tensor]:
-        """The sum over the examples that have a finite norm and loss: as it is, or computed again with others that do
-        not count in the place of those that have not. A coefficient of zero would not silence them: 0 * NaN is NaN.
-        """
-        one, places = self, torch.arange(len(self._finite), device=self._finite.device)
-        source, counts = places, torch.ones_like(self._finite)
-        while not one._is_finite():
-            counts[source[~one._finite]] = False
-            if not counts.any():
-                return {name: torch.zeros_like(value) for name, value in self.out.grad_sum.items()}
-            source = torch.where(counts, places, counts.int().argmax())
-            batch = self.batch.take(source)
-            one = clipped(dataclasses.replace(batch, is_real=batch.is_real & counts))
-        return one.out.grad_sum
 
 
 class GradFn:
@@ -369,36 +335,32 @@ class GradFn:
             seeds = draw_seeds(key, ids[filled.to(ids.device)].to(batch.inputs.device), batch.inputs.shape[1])
             return dataclasses.replace(batch, seeds=seeds, draw_dims=prepared.draw_dims)
 
-        def clipped(batch: Batch) -> _Summed:
+        def clipped(batch: Batch) -> Summed:
             with torch.no_grad():  # each thread has a mode of its own
-                return _Summed(batch, engine.clipped_sum(self._clip, evaluated, batch))
+                return Summed(batch, engine.clipped_sum(self._clip, evaluated, batch))
 
         total: dict[str, torch.Tensor] = {}
         norms, losses = list[torch.Tensor](), list[torch.Tensor]()
 
-        def add(one: _Summed) -> None:
-            for name, part in (one.out.grad_sum if engine.leaves_out else one.of_finite(clipped)).items():
-                total[name] = total[name].add_(part) if name in total else part
-            count = min(size, len(rows) - len(norms) * size)  # the others fill up
-            norms.append(one.out.grad_norms[:count])
-            losses.append(one.out.losses[:count])
-
         with convolutions(self._speed.precision):
-            evaluated, waiting = engine.evaluate(), list[_Summed]()
-            for one in self._map(loaded, clipped, rows.split(size)):
-                waiting.append(one)
-                if len(waiting) > prepared.on_gpu:  # which computes the next one while it is asked for this one
-                    add(waiting.pop(0))
-            for one in waiting:
-                add(one)
+            evaluated, waiting = engine.evaluate(), list[Summed | None]()
+            for latest in chain(self._map(loaded, clipped, rows.split(size)), [None] * prepared.on_gpu):
+                waiting.append(latest)
+                if len(waiting) <= prepared.on_gpu or (one := waiting.pop(0)) is None:
+                    continue  # a GPU computes the next one while it is asked for this one
+                for name, part in (one.out.grad_sum if engine.leaves_out else one.of_finite(clipped)).items():
+                    total[name] = total[name].add_(part) if name in total else part
+                count = min(size, len(rows) - len(norms) * size)  # the others fill up
+                norms.append(one.out.grad_norms[:count])
+                losses.append(one.out.losses[:count])
         return ClippedGrad(total, torch.cat(norms), torch.cat(losses), self.sensitivity, self.clipping_norm)
 
     def _map(
         self,
         load: Callable[[torch.Tensor], Batch],
-        clipped: Callable[[Batch], "_Summed"],
+        clipped: Callable[[Batch], Summed],
         parts: Sequence[torch.Tensor],
-    ) -> Iterator["_Summed"]:
+    ) -> Iterator[Summed]:
         """Of each microbatch, in order: side by side, or one after another, with the next one loaded meanwhile."""
         if self.num_workers > 1:
             yield from self._threads.map(lambda part: clipped(load(part)), parts)

@@ -1,14 +1,15 @@
 """How many examples to differentiate at once: as many as memory holds and speed gains by. Results
-do not depend on it, but for rounding.
+do not depend on it, but for rounding. And what became of them, where some have no finite gradient.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 
-from sfumato.clipping.protocol import is_out_of_memory
+from sfumato.clipping.protocol import Batch, ClippedGrad, is_out_of_memory
 from sfumato.errors import MachineError
 
 _MOST = 4096
@@ -105,3 +106,39 @@ def find_microbatch_size(
             break
         size, seconds = 2 * size, doubled
     return size
+
+
+class Summed:
+    """A microbatch and what an engine made of it.
+
+    Whether all norms and losses are finite is asked for at once, and read when it is needed: a GPU is not waited for
+    meanwhile.
+    """
+
+    def __init__(self, batch: Batch, out: ClippedGrad) -> None:
+        self.batch, self.out = batch, out
+        self._finite = out.grad_norms.isfinite() & out.losses.isfinite()
+        self._all, self._asked = self._finite.all().to("cpu", non_blocking=True), None
+        if out.losses.is_cuda:
+            self._asked = torch.cuda.Event()
+            self._asked.record(torch.cuda.current_stream(out.losses.device))
+
+    def _is_finite(self) -> bool:
+        if self._asked is not None:
+            self._asked.synchronize()
+        return bool(self._all)
+
+    def of_finite(self, clipped: Callable[[Batch], "Summed"]) -> dict[str, torch.Tensor]:
+        """The sum over the examples that have a finite norm and loss: as it is, or computed again with others that do
+        not count in the place of those that have not. A coefficient of zero would not silence them: 0 * NaN is NaN.
+        """
+        one, places = self, torch.arange(len(self._finite), device=self._finite.device)
+        source, counts = places, torch.ones_like(self._finite)
+        while not one._is_finite():
+            counts[source[~one._finite]] = False
+            if not counts.any():
+                return {name: torch.zeros_like(value) for name, value in self.out.grad_sum.items()}
+            source = torch.where(counts, places, counts.int().argmax())
+            batch = self.batch.take(source)
+            one = clipped(dataclasses.replace(batch, is_real=batch.is_real & counts))
+        return one.out.grad_sum

@@ -80,7 +80,7 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "an example that is not finite let through",
         "influence",
-        *("clipping.grad_fn:_Summed.of_finite", "while not one._is_finite():", "while False:"),
+        *("clipping.microbatch:Summed.of_finite", "while not one._is_finite():", "while False:"),
     ),
     _fault(
         "shuffled batches accounted as Poisson",
