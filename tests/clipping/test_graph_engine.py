@@ -173,6 +173,11 @@ def assigned(self, x):
     return y
 
 
+def norm_of_every_other(self, x):
+    """Of rows that lie apart in memory."""
+    return torch.sin(self.norm(x[..., ::2])).flatten(1)
+
+
 def in_place(self, x):
     """A weight made of two parameters, the second by writing into a part of a copy of the first."""
     weight = self.weight.clone()
@@ -188,6 +193,8 @@ SQUARES = {name: torch.randn(4, 4) for name in "abc"}
 OTHERS = {
     "scaled_in_place": (scaled_in_place(), (4,)),
     "norm_of_tokens": (Made(norm_of_tokens, norm=nn.GroupNorm(2, 4)), (3, 4)),
+    "norm_of_every_other_place": (Made(norm_of_every_other, norm=nn.GroupNorm(2, 4)), (4, 6)),
+    "norm_of_every_other_value": (Made(norm_of_every_other, norm=nn.GroupNorm(2, 4)), (8,)),
     "assigned": (Made(assigned, layer=nn.Linear(4, 4), scale=torch.randn(())), (4,)),
     "tokens": (Tokens(), (4, 4)),
     "tied": (tied(), (4,)),
