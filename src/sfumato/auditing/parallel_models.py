@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 _PADDING = 4
 """Pixels by which a view is moved at most, where there are views."""
 _EXAMPLES_AT_ONCE = {"cpu": 128, "cuda": 2**13}
-"""Of all models that are computed together: more leave a core's cache, and take longer each."""
+"""Of all models that are computed together: more leave a core's cache and take longer each, or fill a GPU's memory."""
 _LEAST_MODELS = {"cpu": 1, "cuda": 512}
 """That are trained together; a GPU is at its best with many."""
 _COLUMNS_KEPT = 2000

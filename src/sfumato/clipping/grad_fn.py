@@ -344,10 +344,11 @@ class GradFn:
 
         with convolutions(self._speed.precision):
             evaluated, waiting = engine.evaluate(), list[Summed | None]()
-            for latest in chain(self._map(loaded, clipped, rows.split(size)), [None] * prepared.on_gpu):
+            behind = 1 if prepared.on_gpu else 0  # a GPU computes the next one while it is asked for this one
+            for latest in chain(self._map(loaded, clipped, rows.split(size)), [None] * behind):
                 waiting.append(latest)
-                if len(waiting) <= prepared.on_gpu or (one := waiting.pop(0)) is None:
-                    continue  # a GPU computes the next one while it is asked for this one
+                if len(waiting) <= behind or (one := waiting.pop(0)) is None:
+                    continue
                 for name, part in (one.out.grad_sum if engine.leaves_out else one.of_finite(clipped)).items():
                     total[name] = total[name].add_(part) if name in total else part
                 count = min(size, len(rows) - len(norms) * size)  # the others fill up
