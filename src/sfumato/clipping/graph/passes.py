@@ -148,7 +148,8 @@ class _Pass:
         named = named_args(node, args, kwargs)
         if normalization.can_be_per_row(site, named):
             value, leaves = normalization.per_row(site, named)
-            self.per_row.extend((site.weight_of[argument], leaf) for argument, leaf in leaves.items())
+            for argument, leaf in leaves.items():
+                self.per_row.append((site.weight_of[argument], leaf))
             return value
         if normalization.has_statistics(site, named):
             value, named = normalization.with_statistics(named)

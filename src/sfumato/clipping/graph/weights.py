@@ -51,9 +51,10 @@ class Weights:
     @functools.cached_property
     def directions(self) -> dict[str, Direction]:
         """A weight's name, where a closed form holds -> its direction (`Standardized.along`)."""
-        names = [group.weights[0] for group in self.closed]
-        along = self.form.along if self.form else []
-        return {name: Direction(one, self.values[name]) for name, one in zip(names, along, strict=True)}
+        found = {}
+        for group, along in zip(self.closed, self.form.along if self.form else [], strict=True):
+            found[group.weights[0]] = Direction(along, self.values[group.weights[0]])
+        return found
 
     @property
     def need_record(self) -> bool:
@@ -112,9 +113,11 @@ def evaluate_weights(traced: Traced, state: dict[Node, Any]) -> Weights:
             shared[node] = parameters[name] = state[node].detach().requires_grad_()
         traced.compute_shared(shared)
     weights = Weights(traced, {node: shared[node] for node in traced.used if node in shared}, parameters, [], None)
-    groups = [group for group in traced.groups if group.kind == "standardized"]
-    dtypes = [weights.values[group.weights[0]].dtype for group in groups]
-    groups = [group for group, dtype in zip(groups, dtypes, strict=True) if dtype == dtypes[0]]
+    by_type: dict[torch.dtype, list[Group]] = {}
+    for group in traced.groups:
+        if group.kind == "standardized":
+            by_type.setdefault(weights.values[group.weights[0]].dtype, []).append(group)
+    groups = next(iter(by_type.values()), [])
     if not groups:
         return weights
     form, holds = weights.standardized(groups)
@@ -152,8 +155,9 @@ class NormsAndSums:
     def norms(self) -> torch.Tensor:
         """(m,) L2 norms, each as long as roundings could have hidden, but for the tolerance."""
         weights, grads = self._weights, self._grads
-        squares = [rows.square_norms()[0] for _, _, rows in self._small]
-        errors = []
+        squares, errors = [], []
+        for _, _, rows in self._small:
+            squares.append(rows.square_norms()[0])
         if weights.form is not None:
             moments = []
             for name, direction in weights.directions.items():

@@ -82,8 +82,8 @@ def conv_weight_gradients_by_patches(inputs, grads, taps, *settings):
     gradients = grads.new_empty(examples, outputs, channels, *taps)
     most = _AT_ONCE if inputs.device.type == "cpu" else _MOST_BYTES // inputs.element_size()
     at_once = max(1, most // math.prod((channels, *taps, *positions)))
-    parts = (tensor.split(at_once) for tensor in (inputs, grads, gradients))
-    for own_inputs, own_grads, gradient in zip(*parts, strict=True):
+    parts = zip(inputs.split(at_once), grads.split(at_once), gradients.split(at_once), strict=True)
+    for own_inputs, own_grads, gradient in parts:
         seen = windows(own_inputs, taps, *settings)
         patches = seen.permute(0, 2, 5, 6, 1, 3, 4).flatten(4).flatten(1, 3)  # (n, C taps, rows positions)
         torch.bmm(own_grads.flatten(2), patches.transpose(1, 2), out=gradient.flatten(2))
@@ -103,7 +103,7 @@ def windows(
 
     Copied once, it makes patches sooner than `F.unfold` does.
     """
-    size_h, size_w = ((number - 1) * step + 1 for number, step in zip(taps, dilation, strict=True))
+    size_h, size_w = (taps[0] - 1) * dilation[0] + 1, (taps[1] - 1) * dilation[1] + 1
     padded = F.pad(inputs, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else inputs
     seen = padded.unfold(3, size_h, stride[0]).unfold(4, size_w, stride[1])
     return seen[..., :: dilation[0], :: dilation[1]]

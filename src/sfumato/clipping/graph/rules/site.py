@@ -83,7 +83,7 @@ class MaterializedGrads:
     """
 
     def __init__(self, *blocks: torch.Tensor) -> None:
-        self.blocks = [at_least_float32(block) for block in blocks]
+        self.blocks = list(map(at_least_float32, blocks))
 
     def __add__(self, other: "MaterializedGrads") -> "MaterializedGrads":
         if [len(block) for block in self.blocks] == [len(block) for block in other.blocks]:
