@@ -16,8 +16,8 @@ from sfumato.clipping.graph.autotune import TRIAL_SECONDS, seconds
 from sfumato.clipping.graph.compile import Tensors, compiled
 from sfumato.clipping.graph.export import trace
 from sfumato.clipping.graph.passes import MEMORY_FORMATS, Passes
-from sfumato.clipping.graph.rows import module_path
-from sfumato.clipping.graph.rules import GHOSTS
+from sfumato.clipping.graph.rows import module_path, name_of
+from sfumato.clipping.graph.rules import CONVOLUTIONS, GHOSTS
 from sfumato.clipping.graph.weights import NormsAndSums, Weights, evaluate_weights, unshared
 from sfumato.clipping.protocol import LOW_PRECISIONS, Batch, ClippedGrad, Coefficient, Engine, Loss, Speed
 
@@ -147,7 +147,9 @@ class GraphEngine(Engine):
             self._passes(weights, few)
             some = batch.take(slice(max(2, int(2 * TRIAL_SECONDS / self._seconds(weights, few)))))
         methods = {}
-        for memory_format in MEMORY_FORMATS if some.inputs.ndim == 5 else ["contiguous"]:
+        convolutions = [node for node in self.traced.last_uses if name_of(node) in CONVOLUTIONS]
+        # One alone, of patches, hands on nothing that the order of its images reaches.
+        for memory_format in MEMORY_FORMATS if some.inputs.ndim == 5 and len(convolutions) > 1 else ["contiguous"]:
             self._passes.forget(memory_format)
             self._passes(weights, some, measures=True)
             methods[memory_format] = self.methods
