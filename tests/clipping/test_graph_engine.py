@@ -100,6 +100,13 @@ def test_layers(name, memory_format, augmult):
     assert_exact(layer, (4, 7, 6), augmult, methods={"memory_format": memory_format})
 
 
+@pytest.mark.parametrize("cell", [nn.RNN, nn.GRU, nn.LSTM])
+def test_recurrent_layers_are_products_and_sums(cell):
+    """One operation for all their steps, of which each row is not known to be by itself."""
+    torch.manual_seed(0)
+    assert_exact(Made(lambda self, x: self.layer(x)[0].flatten(1), layer=cell(4, 3, batch_first=True)), (5, 4))
+
+
 class Tokens(nn.Module):
     """A class token, positions, a scale for each channel, attention with a table in its mask."""
 

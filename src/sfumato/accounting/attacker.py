@@ -72,7 +72,7 @@ def attacker(mechanism: Mechanism, selection: Selection | None = None) -> Attack
     epsilons, deltas, source = _trade_off(mechanism, selection)
     with np.errstate(over="ignore"):
         # Of (epsilon, delta) the advantage is (e^epsilon - 1 + 2 delta) / (e^epsilon + 1).
-        advantage = min(1.0, float((1 - 2 * (1 - deltas) / (np.exp(epsilons) + 1)).min()))
+        advantage = float((1 - 2 * (1 - deltas) / (np.exp(epsilons) + 1)).min())
     return Attacker(
         advantage=advantage,
         accuracy=(1 + advantage) / 2,

@@ -56,13 +56,12 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
     if log_delta_gaussian(mu, 0.0) <= log_delta:
         return 0.0
     # Chernoff: at this epsilon the loss exceeds epsilon with probability at most delta.
-    above = mu**2 / 2 + mu * math.sqrt(-2 * log_delta)
-    if mu > _LARGEST_MU:
-        return above * (1 + 1e-9)
-    root = brentq(
-        lambda epsilon: log_delta_gaussian(mu, epsilon) - log_delta, 0.0, above, xtol=1e-13 * above, rtol=1e-13
-    )
-    return float(root) * (1 + 1e-9)
+    found = above = mu**2 / 2 + mu * math.sqrt(-2 * log_delta)
+    if mu <= _LARGEST_MU:
+        found = brentq(
+            lambda epsilon: log_delta_gaussian(mu, epsilon) - log_delta, 0.0, above, xtol=1e-13 * above, rtol=1e-13
+        )
+    return float(found) * (1 + 1e-9)
 
 
 def mu_gaussian(epsilon: float, delta: float) -> float:

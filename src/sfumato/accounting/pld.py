@@ -132,7 +132,7 @@ def deltas_pld(parts: Sequence[Part], epsilons: Sequence[float], images: int = 1
         return None
     composed = _composed(parts, images, interval)
     found = np.asarray(composed.get_delta_for_epsilon(list(epsilons)), dtype=np.float64)
-    return np.clip(found, 0, 1) + _rounding(parts) if np.isfinite(found).all() else None
+    return np.minimum(found.clip(0) + _rounding(parts), 1) if np.isfinite(found).all() else None
 
 
 def _rounding(parts: Sequence[Part]) -> float:

@@ -313,7 +313,7 @@ def _rules_of_recurrent(program: Any) -> dict[Any, Any]:
     targets = {node.target for node in program.graph.nodes if isinstance(node.target, OpOverload)}
     recurrent = [target for target in targets if target.overloadpacket.__name__ in _RECURRENT]
     rules = torch.export.default_decompositions() if recurrent else {}
-    return {target: rules[target] for target in recurrent if target in rules}
+    return {target: rules[target] for target in recurrent}
 
 
 def _writes(program: Any) -> bool:
