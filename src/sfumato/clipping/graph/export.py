@@ -79,6 +79,11 @@ class Traced:
         return taken | {*self.outputs, *self.weights.values()}
 
     @functools.cached_property
+    def random(self) -> set[Node]:
+        """Those of `data` that draw random numbers."""
+        return set(filter(draws, self.data))
+
+    @functools.cached_property
     def last_uses(self) -> dict[Node, list[Node]]:
         """Each operation on data, and the inputs that no later one takes."""
         last = {other: node for node in self.data for other in node.all_input_nodes}

@@ -142,8 +142,7 @@ class _Pass:
         if self._low is not None and (site is not None or str(node.target).startswith(_PRODUCTS)):
             args, kwargs = tree_map(self._lowered, (args, kwargs))
         if site is None:
-            is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-            with self._draws if is_random else nullcontext():  # none may be drawn by place
+            with self._draws if node in self._passes.traced.random else nullcontext():  # none may be drawn by place
                 return node.target(*args, **kwargs)  # type: ignore[operator]
         named = named_args(node, args, kwargs)
         if normalization.can_be_per_row(site, named):
