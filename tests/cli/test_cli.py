@@ -74,6 +74,7 @@ def test_plan_solves_for_the_fourth_of_batch_steps_noise_and_epsilon(capsys):
 
 SMALL = "plan --num-examples 1000 --batch-size 20"
 DIGITS = "train demo/digits"
+OF_A_RUN = ("evaluate", "calibrate", "epsilon", "report", "audit one-run", "export --output away")
 
 
 @pytest.mark.parametrize(
@@ -114,6 +115,8 @@ DIGITS = "train demo/digits"
         ("recipes show demo", "demo/digits"),
         ("norms no-such-run", "no-such-run"),
         (f"{DIGITS} --set optimizer.beta1=0.9", "optimizer.beta1"),
+        *((f"{words} no-such-run", "there is no folder no-such-run. Name") for words in OF_A_RUN),
+        ("train mnist-eps-1 --set data.group_by=person", "does not fit data set mnist, that has none"),
     ],
 )
 def test_a_wrong_input_gets_one_line_that_names_it_and_status_2(capsys, tmp_path, monkeypatch, words, names):
@@ -473,6 +476,12 @@ def test_every_help_ends_with_an_example_that_can_be_typed(command, capsys):
     _, example = " ".join(out.split()).split("Example: ")
     assert re.match(rf"sfumato {command}\b", example)
     assert {word for word in example.split() if word.startswith("--")} <= {*out.partition("Example:")[0].split()}
+
+
+@pytest.mark.parametrize("group", sorted({command.split()[0] for command in SURFACE if " " in command}))
+def test_a_group_without_a_command_tells_its_commands_and_does_nothing(group, capsys):
+    status, out, err = call(capsys, group)
+    assert (status, out) == (2, "") and all(command.split()[1] in err for command in SURFACE if group + " " in command)
 
 
 def test_a_folder_in_place_of_a_recipe_is_told_how_to_be_trained_on(tmp_path, capsys):

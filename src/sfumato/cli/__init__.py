@@ -58,6 +58,9 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         if hasattr(error, "format_message"):  # typer's usage errors, whose class depends on its version
             context = getattr(error, "ctx", None)
+            if context and type(error).__name__ == "NoArgsIsHelpError":  # of a group without a command
+                print(context.get_help(), file=sys.stderr)
+                return 2
             said = error.format_message()
             said += "" if said.endswith((".", "?")) else "."
             return _fail(2, f"{said} See `{context.command_path if context else 'sfumato'} --help`.")

@@ -210,7 +210,7 @@ def _explain(error: pydantic.ValidationError) -> str:
     question = f" Did you mean {near[0]!r}?" if near else ""
     return (
         f"{name} = {first['input']!r} is not possible: {_reasons(error, first['loc'][:2])}.{question} "
-        f"Correct it in the recipe or by --set {name}=..."
+        f"Correct it in the recipe, by its option or by --set {name}=..."
     )
 
 

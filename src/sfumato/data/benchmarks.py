@@ -190,9 +190,8 @@ class NamedListing:
             ("exclude", config.exclude or None, None),
         ):
             if given is not None and given != truth:
-                raise InputError(
-                    f"data.{key} = {given!r} does not fit {self._title}: it is {truth!r}. Take the key out."
-                )
+                own_one = "that has none" if truth is None else f"where it is {truth!r}"
+                raise InputError(f"data.{key} = {given!r} does not fit {self._title}, {own_one}. Take the key out.")
         check_proportions(config, len(named.classes))
         channels = config.channels or own
         repeat = channels // own  # grey images as colour

@@ -20,7 +20,7 @@ from sfumato.evaluation.scores import Objective
 from sfumato.json_record import pick
 from sfumato.models import registry
 from sfumato.models.trainable import named_classifier, scale_features
-from sfumato.run_folder.files import refuse_loop
+from sfumato.run_folder.files import refuse_loop, require_folder
 from sfumato.run_folder.record import CALIBRATION_FILE
 from sfumato.run_folder.verification import read_model_file
 
@@ -66,8 +66,7 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
             trusted.
     """
     path = Path(folder) / "model.safetensors"
-    if not Path(folder).is_dir():
-        raise InputError(f"there is no folder {folder}. Name that of a finished run.")
+    require_folder(Path(folder))
     if not path.exists():
         refuse_loop(Path(folder))
         remedy = f"Finish it by `sfumato resume {shlex.quote(str(folder))}`, or name another folder."

@@ -21,6 +21,12 @@ INIT_FILE = f"{OWNER}/init_from"
 BUDGET_FILE = f"{OWNER}/budget"
 
 
+def require_folder(folder: Path) -> None:
+    """Raises InputError where there is none."""
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder}. Name that of a run.")
+
+
 @contextlib.contextmanager
 def machine_faults(path: Path) -> Iterator[None]:
     """Turns a failing disk into one line that names the file."""

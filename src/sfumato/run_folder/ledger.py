@@ -20,7 +20,7 @@ from pydantic import Field
 from sfumato.accounting.mechanism import Mechanism, Sampling
 from sfumato.errors import InputError, MachineError
 from sfumato.json_record import Record
-from sfumato.run_folder.files import lock, machine_faults, sync_folder
+from sfumato.run_folder.files import lock, machine_faults, require_folder, sync_folder
 
 LEDGER_FILE = "ledger.jsonl"
 MOST_LOST = 0.05
@@ -111,6 +111,7 @@ def read(path: Path) -> Lines:
     Raises:
         InputError: If there is none, or it says something else than a ledger does.
     """
+    require_folder(path.parent)
     if not path.is_file():
         raise InputError(f"{path} cannot be read, so what was spent is not known. Restore it from a copy.")
     return parse(path.read_bytes(), path)

@@ -12,7 +12,7 @@ from sfumato import config
 from sfumato.errors import InputError
 from sfumato.json_record import Record
 from sfumato.planning.claims import Guarantee
-from sfumato.run_folder.files import OWNER, machine_faults, write_atomically, write_json
+from sfumato.run_folder.files import OWNER, machine_faults, require_folder, write_atomically, write_json
 
 CERTIFICATE_FILE, RESULT_FILE, METRICS_FILE = "privacy.json", "result.json", "metrics.jsonl"
 PRIVATE_METRICS_FILE = f"{OWNER}/metrics_private.jsonl"
@@ -372,6 +372,7 @@ def read(path: Path, kind: type[Kind]) -> Kind:
         InputError: If the file is missing, damaged, or says something else than this kind of record
             does.
     """
+    require_folder(path.parent)
     if not path.is_file():
         raise InputError(f"{path} cannot be read. Give a whole run folder.")
     return _parsed(path.read_bytes(), path, kind)
