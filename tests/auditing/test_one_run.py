@@ -366,7 +366,7 @@ def test_the_command_prints_the_contract_s_keys_keeps_its_schema_and_states_its_
     assert (status, err) == (0, "") and "of 40 guesses are right" in out and "assumes nothing" in out
     assert out.count("power:") == 3 and "is not refuted; that is no proof of it" in out
     assert "confidence must lie" in refused(capsys, "audit", "one-run", run, "--confidence", "1")
-    assert "cannot be read" in refused(capsys, "audit", "one-run", run / "checkpoints")
+    assert "cannot be read" in refused(capsys, "audit", "one-run", run / "owner")
 
 
 def test_a_folder_that_cannot_be_audited_is_refused(run, tmp_path):
