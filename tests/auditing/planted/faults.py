@@ -115,7 +115,7 @@ MORE: tuple[Fault, ...] = (
     _fault(
         "a norm that leaves out the bias",
         "influence",
-        *("clipping.graph.weights:NormsAndSums.norms", "[rows.square_norms()[0]", "[0 * rows.square_norms()[0]"),
+        *("clipping.graph.weights:NormsAndSums.norms", "(rows.square_norms()[0]", "(0 * rows.square_norms()[0]"),
     ),
     _fault(
         "the bias not clipped",
