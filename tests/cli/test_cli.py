@@ -116,7 +116,7 @@ OF_A_RUN = ("evaluate", "calibrate", "epsilon", "report", "audit one-run", "expo
         ("norms no-such-run", "no-such-run"),
         (f"{DIGITS} --set optimizer.beta1=0.9", "optimizer.beta1"),
         *((f"{words} no-such-run", "there is no folder no-such-run. Name") for words in OF_A_RUN),
-        ("train mnist-eps-1 --set data.group_by=person", "does not fit data set mnist, that has none"),
+        ("train mnist-eps-1 --set data.group_by=person", "does not fit data set mnist, which has none"),
     ],
 )
 def test_a_wrong_input_gets_one_line_that_names_it_and_status_2(capsys, tmp_path, monkeypatch, words, names):

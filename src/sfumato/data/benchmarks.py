@@ -190,7 +190,7 @@ class NamedListing:
             ("exclude", config.exclude or None, None),
         ):
             if given is not None and given != truth:
-                own_one = "that has none" if truth is None else f"where it is {truth!r}"
+                own_one = "which has none" if truth is None else f"where it is {truth!r}"
                 raise InputError(f"data.{key} = {given!r} does not fit {self._title}, {own_one}. Take the key out.")
         check_proportions(config, len(named.classes))
         channels = config.channels or own

@@ -148,7 +148,7 @@ class GraphEngine(Engine):
             some = batch.take(slice(max(2, int(2 * TRIAL_SECONDS / self._seconds(weights, few)))))
         methods = {}
         convolutions = [node for node in self.traced.last_uses if name_of(node) in CONVOLUTIONS]
-        # One alone, of patches, hands on nothing that the order of its images reaches.
+        # One alone, of patches or the first, gains nothing by another order, and a trial takes a second.
         for memory_format in MEMORY_FORMATS if some.inputs.ndim == 5 and len(convolutions) > 1 else ["contiguous"]:
             self._passes.forget(memory_format)
             self._passes(weights, some, measures=True)
