@@ -1,7 +1,6 @@
 """Wherever an epsilon or a delta is printed: never below what it is."""
 
 import ast
-import dataclasses
 import json
 import re
 from pathlib import Path
@@ -118,13 +117,11 @@ def search_result(spent):
     return SearchResult(**of_search(spent), **found, augtest_gain=None, warnings=[], storage="sqlite:///study.db")
 
 
-def test_what_the_final_recipe_of_a_search_says(spent, monkeypatch):
+def test_what_the_final_recipe_of_a_search_says(spent):
     searched = made_up_search()
     data = {"name": "folder", "path": "home-of-alice"}
     recipe = config.parse_resolved({**searched.recipe.model_dump(), "data": data})
-    monkeypatch.setattr(final, "final_recipe", lambda *arguments: (recipe, spent))
-    agenda = dataclasses.make_dataclass("Agenda", ["settings"])({})
-    text = final.as_toml(searched, agenda, search_result(spent), "mine")
+    text = final.as_toml(searched, recipe, search_result(spent), "mine")
     assert DELTA in assert_bounds(text, spent)
     assert "alice" not in text  # a recipe is for sharing
 

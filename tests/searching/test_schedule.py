@@ -29,6 +29,12 @@ def complete(search, measure=accuracy):
     raise AssertionError("the agenda never ends")
 
 
+def summary(search, agenda, finished):
+    """What the search says that it found."""
+    found = final.final_recipe(search, agenda.settings)
+    return final.summary(search, agenda, finished, *found, storage="a file", path=None)
+
+
 def test_the_greedy_order_finds_the_best_of_each_group_on_top_of_the_one_before():
     agenda, finished = complete(made_up_search())
     assert agenda.settings == {"optimizer.learning_rate": 8.0, "ema.decay": 0.9}
@@ -59,7 +65,7 @@ def test_a_group_may_have_any_name(name):
     agenda, finished = complete(search)
     assert agenda.settings == {"optimizer.learning_rate": 8.0}
     assert len({slot.name for slot in agenda.slots}) == len(agenda.slots)
-    assert final.summary(search, agenda, finished, storage="a file", path=None).trials == 6
+    assert summary(search, agenda, finished).trials == 6
 
 
 def test_a_difference_within_the_spread_changes_nothing():
@@ -91,7 +97,7 @@ def test_the_prediction_meets_the_law_that_the_accuracies_follow():
 @pytest.mark.parametrize("settings", [{}, {STEPS: 30}, {STEPS: 240}])
 def test_the_final_recipe_is_calibrated_to_the_budget_and_never_above_it(settings):
     search = made_up_search()
-    recipe, spent = final.final_recipe(search, settings, public=False)
+    recipe, spent = final.final_recipe(search, settings)
     reference = apply(search.recipe, settings)
     for key in ("batch_size", "num_steps"):
         assert getattr(recipe.training, key) == getattr(reference.training, key)
@@ -107,17 +113,14 @@ def test_a_recipe_that_states_its_noise_keeps_what_that_spends():
     search = made_up_search()
     privacy = search.recipe.privacy.model_copy(update={"target_epsilon": None})
     search = dataclasses.replace(search, recipe=search.recipe.model_copy(update={"privacy": privacy}))
-    recipe, spent = final.final_recipe(search, {STEPS: 120}, public=True)
+    recipe, spent = final.final_recipe(search, {STEPS: 120})
     assert spent <= epsilon(Mechanism(1437, 512, 4.0, 60), 1e-4).epsilon == recipe.privacy.target_epsilon
 
 
 def test_the_search_that_was_on_public_images_costs_nothing_and_the_other_has_no_number():
     search = made_up_search()
     agenda, finished = complete(search)
-    private, public = (
-        final.summary(dataclasses.replace(search, data=data), agenda, finished, storage="a file", path=None)
-        for data in (None, "mnist")
-    )
+    private, public = (summary(dataclasses.replace(search, data=data), agenda, finished) for data in (None, "mnist"))
     assert private.epsilon_search_inclusive is None
     assert public.epsilon_search_inclusive == public.epsilon_final == private.epsilon_final
 

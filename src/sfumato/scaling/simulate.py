@@ -130,8 +130,8 @@ _AVERAGED = ("accuracy", "accuracy_last", "test_accuracy", "test_accuracy_last",
 
 
 def try_network(recipe: ResolvedRecipe, facts: Facts, trust: Collection[str]) -> None:
-    """Builds a recipe's network before many runs of it are begun: without memory, or, from a module of the user's own,
-    in earnest, and held to the laws of training and of evaluation on made-up images.
+    """Builds a recipe's network before many runs of it are begun: without memory, or, where it is a library's or the
+    user's own, in earnest, and held to the laws of training and of evaluation on made-up images.
 
     Raises:
         InputError: If it cannot be built, or mixes images.
@@ -144,10 +144,10 @@ def try_network(recipe: ResolvedRecipe, facts: Facts, trust: Collection[str]) ->
 
     asked, size, channels = recipe.model, facts.image_size, facts.channels
     sizes = {"image_size": size, "channels": channels, "num_classes": facts.num_classes}
-    imported = asked.name not in registry.MODELS
-    with torch.device("cpu" if imported else "meta"):
+    of_others = asked.name not in registry.MODELS
+    with torch.device("cpu" if of_others else "meta"):
         model = registry.build(asked.name, **sizes, options=asked.options, fix=asked.fix, seed=0, trust=trust)
-    if imported and recipe.privacy is not None:
+    if of_others and recipe.privacy is not None:
         row = torch.zeros(1, channels, size, size)
         require_private(model, row)
         require_rows_apart(model, row)

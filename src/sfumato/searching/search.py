@@ -98,21 +98,18 @@ def search_by(options: SearchOptions) -> SearchResult:
         outcomes = finished(study)
     shutil.rmtree(weights, ignore_errors=True)  # what killed workers left, too
     path = None if options.worker else folder / "recipe.toml"
-    found = summary(wanted, agenda, outcomes, storage=repr(url), path=None if path is None else str(path))
+    recipe, epsilon = final_recipe(wanted, agenda.settings)
+    where = None if path is None else str(path)
+    found = summary(wanted, agenda, outcomes, recipe, epsilon, storage=repr(url), path=where)
     if path is not None:
-        write_atomically(path, as_toml(wanted, agenda, found, options.name).encode())
+        write_atomically(path, as_toml(wanted, recipe, found, options.name).encode())
         write_json(folder / "search.json", found.as_json())
         write_atomically(folder / "search.html", render(found).encode())
     return found
 
 
-def final_recipe(search: Search, settings: Settings, public: bool) -> tuple[ResolvedRecipe, float]:
-    """The settings at the reference batch, the noise calibrated anew to the budget.
-
-    Args:
-        search: That found the settings.
-        settings: The best.
-        public: Whether the search looked at public images alone.
+def final_recipe(search: Search, settings: Settings) -> tuple[ResolvedRecipe, float]:
+    """The best settings of a search at the reference batch, the noise calibrated anew to the budget.
 
     Returns:
         The recipe, and the epsilon that it will spend: never above its target.
@@ -129,7 +126,7 @@ def final_recipe(search: Search, settings: Settings, public: bool) -> tuple[Reso
     spent = epsilon(mechanism, privacy.delta, privacy.accountant).epsilon
     values = recipe.model_dump()
     values["privacy"] |= {"target_epsilon": target, "noise_multiplier": mechanism.noise_multiplier}
-    values["privacy"]["search_data"] = "public" if public else "private"
+    values["privacy"]["search_data"] = "private" if search.data is None else "public"
     values["run"]["seed"] = None
     return parse_resolved(values), spent
 
@@ -165,16 +162,23 @@ def cost(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> Cos
 
 
 def summary(
-    search: Search, agenda: Agenda, finished: Mapping[str, Outcome], *, storage: str, path: str | None
+    search: Search,
+    agenda: Agenda,
+    finished: Mapping[str, Outcome],
+    recipe: ResolvedRecipe,
+    epsilon: float,
+    *,
+    storage: str,
+    path: str | None,
 ) -> SearchResult:
     """What was found.
 
     Args:
+        recipe: The final one (`final_recipe`).
+        epsilon: That it will spend.
         storage: Where the trials are, as it may be shown.
         path: Where the final recipe will stand; None: nowhere.
     """
-    public = search.data is not None
-    recipe, epsilon = final_recipe(search, agenda.settings, public)
     laws, prediction = predicted(search, agenda, finished)
     found = [finished[slot.name] for slot in agenda.slots if slot.kind != "law"]
     made = [each for each in found if each.accuracies is not None]
@@ -188,7 +192,7 @@ def summary(
         given_up=len(found) - len(made),
         epsilon_final=epsilon,
         **pick(recipe.budget, "delta", "noise_multiplier"),
-        epsilon_search_inclusive=epsilon if public else None,
+        epsilon_search_inclusive=None if search.data is None else epsilon,
         predicted_accuracy=Predicted(value=prediction.accuracy, **pick(prediction, "low", "high")),
         augtest_gain=None if views is None else (sum(views) - sum(accuracies_of(last))) / len(views),
         law=laws[0].law,
@@ -200,9 +204,8 @@ def summary(
     )
 
 
-def as_toml(search: Search, agenda: Agenda, found: SearchResult, name: str) -> str:
+def as_toml(search: Search, recipe: ResolvedRecipe, found: SearchResult, name: str) -> str:
     """The final recipe as a file, with where it comes from."""
-    recipe, _ = final_recipe(search, agenda.settings, search.data is not None)
     privacy, accuracy = recipe.budget, found.predicted_accuracy
     limit = privacy.max_images_per_person if privacy.unit == "person" else None
     looked_at = f"{search.data}, public images" if search.data else "the private images: no certificate covers that"
