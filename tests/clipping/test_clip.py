@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from sfumato.clipping import clipped_grad
-from sfumato.clipping.clip import global_norms, row_norms
+from sfumato.clipping.clip import global_norms, one_thread, row_norms
 from sfumato.clipping.graph.rules import convolution, linear
 from sfumato.models.layers import WeightStandardizedConv2d
 from tests.clipping.problems import cross_entropy as loss_fn
@@ -96,3 +96,23 @@ def test_a_value_that_is_not_finite_makes_the_norm_so():
     rows = torch.ones(3, 2000)
     rows[0, 1999], rows[1, 5] = torch.nan, torch.inf
     assert row_norms(rows).isfinite().tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("length", [513, 576, 577, 1152, 4097, 147_456, 2_400_001])
+def test_the_norm_of_a_long_row_is_as_exact_as_that_of_a_short_one(length):
+    rows = torch.stack([torch.full((length,), 0.3), torch.randn(length, generator=torch.Generator().manual_seed(0))])
+    torch.testing.assert_close(row_norms(rows).double(), rows.double().norm(dim=1), rtol=1e-6, atol=0)
+
+
+def test_little_work_is_done_by_one_thread_and_the_others_come_back():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(KeyError), one_thread(1000):
+            assert torch.get_num_threads() == 1
+            raise KeyError
+        assert torch.get_num_threads() == 2
+        with one_thread(10**8):
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)

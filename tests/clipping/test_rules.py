@@ -355,10 +355,11 @@ def test_scale_and_shift_of_norms(norm, argument, views, memory_format):
     assert candidates(record, argument, EXAMPLES) == ["affine"]
     for method in ("affine", "vmap"):
         assert_contribution(METHODS[method](record, argument), true)
-    assert has_statistics(record.site, record.args) == (norm == "group_norm")
+    with_own = norm in ("group_norm", "layer_norm", "layer_norm_2d")
+    assert has_statistics(record.site, record.args) == with_own
     assert not has_statistics(record.site, record.args | {"input": rows.bfloat16()})
-    if norm == "group_norm":
-        output, with_them = with_statistics(record.args)
+    if with_own:
+        output, with_them = with_statistics(record.site, record.args)
         torch.testing.assert_close(output, operation(*args))
         assert_contribution(METHODS["affine"](dataclasses.replace(record, args=with_them), argument), true)
 

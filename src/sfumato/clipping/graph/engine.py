@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from sfumato.clipping.clip import one_thread
 from sfumato.clipping.graph.autotune import TRIAL_SECONDS, seconds
 from sfumato.clipping.graph.compile import Tensors, compiled
 from sfumato.clipping.graph.export import trace
@@ -74,7 +75,8 @@ class GraphEngine(Engine):
         self._kinds = {weight: group.kind for group in self.traced.groups for weight in group.weights}
         ghosts_of = {name: ghosts.get(kind, ()) if num_sites[name] == 1 else () for name, kind in self._kinds.items()}
         self._passes = Passes(self.traced, loss_fn, ghosts_of, given, LOW_PRECISIONS[speed.precision])
-        self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._names, self._largest = list(trained), max(parameter.numel() for parameter in trained.values())
         self._compiles = speed.compile
         self._compiled: Callable[..., tuple[Tensors, bool]] | None = None
 
@@ -95,7 +97,8 @@ class GraphEngine(Engine):
 
     def evaluate(self) -> Weights:
         """See `sfumato.clipping.protocol.Engine`."""
-        return evaluate_weights(self.traced, self.traced.state(self.model))
+        with one_thread(self._largest):
+            return evaluate_weights(self.traced, self.traced.state(self.model))
 
     def clipped_sum(self, coefficient: Coefficient, evaluated: Weights, batch: Batch) -> ClippedGrad:
         """See `sfumato.clipping.protocol.Engine`."""

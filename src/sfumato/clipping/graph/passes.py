@@ -16,9 +16,10 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from sfumato.clipping.clip import one_thread
 from sfumato.clipping.graph.autotune import fastest
 from sfumato.clipping.graph.export import Traced
-from sfumato.clipping.graph.rules import GHOSTS, METHODS, candidates, normalization, worth_trying
+from sfumato.clipping.graph.rules import GHOSTS, METHODS, SUMS, candidates, normalization, worth_trying
 from sfumato.clipping.graph.rules.site import MaterializedGrads, PerExampleGrads, SiteRecord, named_args
 from sfumato.clipping.graph.weights import Weights
 from sfumato.clipping.protocol import Batch, Loss, example_losses
@@ -151,7 +152,7 @@ class _Pass:
                 self.per_row.append((site.weight_of[argument], leaf))
             return value
         if normalization.has_statistics(site, named):
-            value, named = normalization.with_statistics(named)
+            value, named = normalization.with_statistics(site, named)
         else:
             value = node.target(*args, **kwargs)  # type: ignore[operator]
         if not value.is_floating_point():  # a comparison, say: no gradient passes
@@ -173,7 +174,8 @@ class _Pass:
                 record = SiteRecord(site, examples, views, held.pop(), grad, outputs.pop())
                 for argument, weight in site.weight_of.items():
                     name = self._passes.method(record, argument, self._weights, self._measures)
-                    self.add(weight, METHODS[name](record, argument))
+                    with one_thread(grad.numel()) if name in SUMS else nullcontext():
+                        self.add(weight, METHODS[name](record, argument))
 
         value.register_hook(catch)
         return value

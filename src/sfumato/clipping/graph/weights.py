@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from sfumato.clipping.clip import at_least_float32
+from sfumato.clipping.clip import at_least_float32, one_thread
 from sfumato.clipping.graph.compile import guard
 from sfumato.clipping.graph.export import Traced
 from sfumato.clipping.graph.parametrization import Group, Standardized, general_square_norms, pull_back, standardized
@@ -79,10 +79,13 @@ class Weights:
     def pull_back(self, gradients: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """From one gradient for each weight to one for each of the parameters."""
         pulled: dict[str, torch.Tensor] = {}
-        of_closed = [gradients[group.weights[0]] for group in self.closed]
-        for group, parts in zip(self.closed, self.form.pull_back(of_closed) if self.form else [], strict=True):
-            for name, part in zip(group.parameters, parts, strict=True):
-                pulled[name] = part.view(self.parameters[name].shape)
+        if self.form is not None:
+            of_closed = [gradients[group.weights[0]] for group in self.closed]
+            with one_thread(max(gradient.numel() for gradient in of_closed)):
+                of_groups = self.form.pull_back(of_closed)
+            for group, parts in zip(self.closed, of_groups, strict=True):
+                for name, part in zip(group.parameters, parts, strict=True):
+                    pulled[name] = part.view(self.parameters[name].shape)
         for group in self.traced.groups:
             own = [gradients[name] for name in group.weights]
             if group.kind == "parameter":
@@ -163,7 +166,8 @@ class NormsAndSums:
             for name, direction in weights.directions.items():
                 own: Any = grads[name]
                 moments.append(own.moments(direction))
-            square, error = weights.form.square_norms(moments)
+            with one_thread(sum(one.squares.numel() for one in moments)):
+                square, error = weights.form.square_norms(moments)
             squares.append(square)
             errors.append(error)
         for group in weights.traced.groups:

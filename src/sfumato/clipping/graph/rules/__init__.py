@@ -49,6 +49,8 @@ METHODS: dict[str, Method] = {
     "repeated": site.repeated,
     "vmap": site.by_vmap,
 }
+# They add up, and multiply no matrices: of small images one thread has done that before others have woken.
+SUMS = ("bias", "affine")
 # They never write per-example gradients out; how many numbers they keep at their peak.
 GHOSTS = {
     "ghost": linear.gram_values,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from sfumato.clipping.clip import are_exact, at_least_float32, hidden, products, roundings, unit
+from sfumato.clipping.clip import are_exact, at_least_float32, hidden, one_thread, products, roundings, unit
 from sfumato.clipping.graph.compile import is_recording
 from sfumato.clipping.graph.rules import linear
 from sfumato.clipping.graph.rules.site import Direction, MaterializedGrads, Method, Moments, SiteRecord, channel_sums
@@ -306,7 +306,8 @@ class GhostGrads:
         examples, rows, channels, height, width = self.problem.inputs.shape
         pixels = self.problem.inputs.transpose(1, 2).reshape(examples, channels, -1)
         of_pixels = products(pixels.transpose(1, 2), pixels).view(examples, rows, height, width, rows, height, width)
-        of_rows = self._over_taps(self._over_taps(of_pixels, 0), 1)
+        with one_thread(of_pixels.numel()):
+            of_rows = self._over_taps(self._over_taps(of_pixels, 0), 1)
         return of_rows.view(examples, self._positions, self._positions)
 
     def _over_taps(self, of_pairs: torch.Tensor, axis: int) -> torch.Tensor:

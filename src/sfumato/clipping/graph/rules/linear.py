@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from sfumato.clipping.clip import at_least_float32, hidden, products, roundings, unit
+from sfumato.clipping.clip import at_least_float32, hidden, one_thread, products, roundings, unit
 from sfumato.clipping.graph.rules.site import MaterializedGrads, SiteRecord
 
 _InnerProducts = Callable[[torch.Tensor], torch.Tensor]
@@ -91,12 +91,12 @@ class GhostGrads:
         return self._squares
 
     def _square_norms(self, inner_products: _InnerProducts) -> tuple[torch.Tensor, torch.Tensor]:
-        features, positions = (self.inputs.shape[2], self.grads.shape[2]), self.inputs.shape[1]
-        times = sum(roundings(number, _FEATURES) for number in features) + 1 + 2 * roundings(positions)
+        (_, positions, wide), outputs = self.inputs.shape, self.grads.shape[2]
+        times = roundings(wide, _FEATURES) + roundings(outputs, _FEATURES) + 1 + 2 * roundings(positions)
         share = unit(self.grads) * times
-        of_inputs, of_grads = (hidden(number, share, self.grads) for number in features)
+        of_inputs, of_grads = hidden(wide, share, self.grads), hidden(outputs, share, self.grads)
         if positions == 1:
-            inputs, grads = (side.square().sum(dim=(1, 2)) for side in (self.inputs, self.grads))
+            inputs, grads = self.inputs.square().sum(dim=(1, 2)), self.grads.square().sum(dim=(1, 2))
             return inputs * grads, share * (inputs + of_inputs) * (grads + of_grads)
         inputs, grads = inner_products(self.inputs), inner_products(self.grads)
         # |sum of x_t d_t| <= sum of |x_t| |d_t|: what the terms could have been that cancelled, and
@@ -110,5 +110,6 @@ class GhostGrads:
         grads, inputs = self.grads, self.inputs
         weights = coefficients.to(grads.dtype)[:, None, None]
         is_narrower = inputs.shape[2] < grads.shape[2]  # the narrower side is less work
-        inputs, grads = (inputs * weights, grads) if is_narrower else (inputs, grads * weights)
+        with one_thread(min(inputs.numel(), grads.numel())):
+            inputs, grads = (inputs * weights, grads) if is_narrower else (inputs, grads * weights)
         return grads.flatten(0, 1).T @ inputs.flatten(0, 1)

@@ -46,17 +46,21 @@ def per_row(site: GradSite, args: dict[str, Any]) -> tuple[torch.Tensor, dict[st
 
 
 def has_statistics(site: GradSite, args: dict[str, Any]) -> bool:
-    """Whether `with_statistics` knows this call: group norm in float32 at least; of bfloat16
-    PyTorch rounds the statistics.
+    """Whether `with_statistics` knows this call: group or layer norm in float32 at least; of
+    bfloat16 PyTorch rounds the statistics.
     """
-    is_wide = site.operation == "group_norm" and args["input"].dtype in (torch.float32, torch.float64)
+    is_wide = site.operation in ("group_norm", "layer_norm") and args["input"].dtype in (torch.float32, torch.float64)
     return is_wide and site.arg_layouts["input"].dim == 0
 
 
-def with_statistics(args: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Group norm as it is, and its arguments with the mean and 1 / standard deviation of each row's
-    groups, (rows, groups), for `affine`.
+def with_statistics(site: GradSite, args: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
+    """The norm as it is, and its arguments with mean and 1 / standard deviation, for `affine`: of each row's groups,
+    (rows, groups), or of what a layer norm normalises, (rows, ..., 1).
     """
+    if site.operation == "layer_norm":
+        of_layer = (args[name] for name in ("input", "normalized_shape", "weight", "bias", "eps"))
+        output, mean, rstd = torch.native_layer_norm(*of_layer)
+        return output, args | {"mean": mean.detach(), "rstd": rstd.detach()}
     inputs, last = args["input"], torch.channels_last
     keeps_last = inputs.ndim == 4 and not inputs.is_cuda and inputs.is_contiguous(memory_format=last)
     inputs = inputs.contiguous(memory_format=last if keeps_last else torch.contiguous_format)
@@ -69,13 +73,15 @@ def affine(record: SiteRecord, argument: str) -> MaterializedGrads:
     """Scale: the output's gradient times the normalised input; shift: the gradient; summed over
     positions.
     """
-    if "rstd" in record.args:
+    if "rstd" in record.args and record.site.operation == "group_norm":
         return _of_group_norm(record, argument)
     product = record.example_grad()
     if argument == "weight":
-        # Scaled by one: without a scale PyTorch takes twice as long on a CPU.
-        plain = {"weight": torch.ones_like(record.args["weight"])} | ({"bias": None} if "bias" in record.args else {})
-        normalized = call(record.site.node, record.args | plain)
+        if "rstd" in record.args:
+            normalized = (record.args["input"] - record.args["mean"]) * record.args["rstd"]
+        else:  # scaled by one: without a scale PyTorch takes twice as long on a CPU
+            ones = {"weight": torch.ones_like(record.args["weight"])}
+            normalized = call(record.site.node, record.args | ones | ({"bias": None} if "bias" in record.args else {}))
         product = product * record.site.out_layout.by_example(normalized, record.examples, record.views)
     shape = record.args[argument].shape
     if record.site.operation in ("layer_norm", "rms_norm"):  # the last dimensions

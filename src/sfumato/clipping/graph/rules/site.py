@@ -42,6 +42,11 @@ class Direction:
     weight: torch.Tensor
 
     @functools.cached_property
+    def basis(self) -> torch.Tensor:
+        """Ones and u, (channels, 2, fan-in)."""
+        return torch.stack([torch.ones_like(self.along), self.along], dim=1)
+
+    @functools.cached_property
     def length(self) -> torch.Tensor:
         """Of the weight along u, (channels,)."""
         return torch.linalg.vecdot(self.weight.flatten(1), self.along)
@@ -109,7 +114,7 @@ class MaterializedGrads:
     def moments(self, direction: Direction) -> Moments:
         """What weight standardisation needs to know of each output channel."""
         fan_in = direction.along.shape[1]
-        basis = torch.stack([torch.ones_like(direction.along), direction.along], dim=1).to(self.blocks[0].dtype)
+        basis = direction.basis.to(self.blocks[0].dtype)
         of_blocks = []
         for block in self.blocks:
             rows = block.flatten(2)  # (n, channels, fan-in)
@@ -122,11 +127,11 @@ class MaterializedGrads:
         return Moments(norms.square(), plain, along, *errors)
 
     def weighted_sum(self, coefficients: torch.Tensor) -> torch.Tensor:
-        total, start = self.blocks[0].new_zeros(self.shape.numel()), 0
+        total, start = self.blocks[0].new_empty(self.shape.numel()), 0
         for block in self.blocks:
-            rows, own = block.reshape(len(block), -1), slice(start, start + len(block))
-            of_block = coefficients[own].to(rows.dtype) @ rows
-            total, start = total.add_(of_block) if start else of_block, start + len(block)
+            rows, own = block.reshape(len(block), -1), coefficients[start : start + len(block)]
+            total.addmv_(rows.T, own.to(rows.dtype), beta=1 if start else 0)
+            start += len(block)
         return total.view(self.shape)
 
 
