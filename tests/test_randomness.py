@@ -70,6 +70,8 @@ def test_words_are_found_at_any_place_as_reading_to_there_finds_them():
     for first, count in ((0, 1), (8, 100), (4088, 8), (1024, 1024)):
         assert np.array_equal(stream.words_at(first, count), whole[first : first + count])
     assert np.array_equal(stream.uint64(10), whole[:10])  # which moves nothing
+    with pytest.raises(AssertionError):  # where no block begins
+        stream.words_at(4, 8)
 
 
 def test_a_stream_ends_rather_than_repeat_itself():

@@ -119,7 +119,7 @@ def test_where_one_point_takes_long_a_curve_of_persons_has_a_few(monkeypatch):
     curve = EpsilonCurve(mechanism, 1e-5)
     few = [curve.at(step) for step in steps]
     assert few == sorted(few) and all(map(operator.ge, few, exact)) and len({curve.at(step) for step in range(31)}) <= 6
-    assert few[1] < 0.5 * few[-1] == 0.5 * exact[-1]
+    assert few[0] == 0 and few[1] < 0.5 * few[-1] == 0.5 * exact[-1]
 
 
 @pytest.mark.parametrize("mechanism", [Mechanism(1_271_167, 16_384, 2.5, 71_589), Mechanism(60_000, 2048, 1.0, 1500)])

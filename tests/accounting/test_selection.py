@@ -98,6 +98,20 @@ def test_few_orders_are_as_good_as_very_many(sigma, steps, shape, score_noise):
     assert least * (1 - 1e-6) - 1e-9 <= found <= least * (1 + 1e-5) + 1e-9
 
 
+@pytest.mark.parametrize(("sigma", "steps", "mean"), [(2.0, 1, 30.0), (30.0, 100, 3.0), (1e3, 7, 1000.0)])
+def test_a_poisson_number_of_trials_costs_what_theorem_6_says(sigma, steps, mean):
+    """Every batch is all images: the least over 3,000 orders, each with the least delta of 3,000 others."""
+    orders = 1 + np.geomspace(1e-3, 1e6, 3_000)
+    divergences = steps / sigma**2 * orders / 2
+    thresholds = np.log1p(1 / (orders - 1))
+    log_deltas = (orders - 1) * (divergences - thresholds[:, None]) + (orders - 1) * np.log1p(-1 / orders)
+    others = mean * np.exp(np.minimum(0, (log_deltas - np.log(orders)).min(1)))
+    converted = np.log1p(-1 / orders) + (math.log(mean) - math.log(DELTA) - np.log(orders)) / (orders - 1)
+    least = max(0.0, (divergences + others + converted).min())
+    found = epsilon_of_best(Mechanism(1_000, 1_000, sigma, steps), DELTA, Selection(mean, math.inf))
+    assert least * (1 - 1e-4) - 1e-9 <= found <= least * (1 + 1e-4) + 1e-9
+
+
 @pytest.mark.parametrize("sigma", [0.02, 1e6])
 def test_no_noise_makes_the_integral_long(sigma, monkeypatch):
     """At sigma = 1e6 orders up to 1e13 once asked for 7 GB each."""

@@ -155,3 +155,13 @@ def test_a_checkpoint_in_the_background_that_fails_is_told_when_the_next_is_aske
     started.save(STATE, 1, {})
     started.close()
     assert launch.start(tmp_path / "run", LINE).checkpoint.num_releases == 1
+
+
+def test_the_next_checkpoint_waits_for_the_last_and_tells_what_kept_it_from_the_disk(tmp_path, monkeypatch):
+    started = begun(tmp_path / "run")
+    started.append(1)
+    monkeypatch.setattr(started.checkpoints, "save", Mock(side_effect=[MachineError("full"), None]))
+    started.save(STATE, 1, {}, waits=False)
+    with pytest.raises(MachineError, match="full"):
+        started.save(STATE, 1, {})
+    started.close()

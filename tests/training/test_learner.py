@@ -1,5 +1,7 @@
 """The learner of a run, and the random numbers of each update: from fresh bytes, or from a public seed alone."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from sfumato.data.views import Views
 from sfumato.planning.resolve import resolve
 from sfumato.randomness import Stream, Streams, derived
 from sfumato.training.learner import Learner
+from sfumato.training.outcome import warning_of_chance
 from sfumato.training.step import Draws, draw
 from tests.data.conftest import quiet, refused
 
@@ -119,3 +122,21 @@ def test_shuffled_batches_visit_every_example_once_an_epoch(seed):
     epoch = np.concatenate([drawn.of_update(release).indices for release in range(1, 5)])
     assert sorted(epoch) == list(range(400))
     assert list(drawn.of_update(5).indices) != list(epoch[:100])
+
+
+@pytest.mark.parametrize(
+    ("balanced", "only_class", "classes", "says"),
+    [
+        (0.59, None, "ab", "59.00 % is not above chance, 50.00 %"),
+        (0.61, None, "ab", None),
+        (0.32, None, "abcd", "32.00 % is not above chance, 25.00 %"),
+        (0.9, 1, "ab", "names one class alone, b"),
+    ],
+)
+def test_a_model_that_has_learned_nothing_that_shows_is_said_so(balanced, only_class, classes, says):
+    """Of 100 images, within two standard deviations of chance: 10 points of 2 classes, 8.7 of 4."""
+    labels = torch.arange(100) % len(classes)
+    source, objective = SimpleNamespace(held_out=SimpleNamespace(labels=labels)), SimpleNamespace(is_multilabel=False)
+    scores = SimpleNamespace(averaged=SimpleNamespace(balanced_accuracy=balanced), only_class=only_class)
+    said = warning_of_chance(SimpleNamespace(source=source, objective=objective), classes, scores)
+    assert said is None if says is None else says in said

@@ -113,7 +113,7 @@ class Launch:
         """
         count, num_steps = self.ledger.lines.num_releases, self.ledger.lines.run.num_steps
         is_time = time.monotonic() - self._saved_when > _CHECKPOINT_SECONDS
-        is_far = count - self._saved_at >= (every or max(num_steps // 50, 1))
+        is_far = count - self._saved_at >= (every or num_steps // 50)
         if all(each.done() for each in self._writing):
             self.settle()
         return not self.is_saved and (count == num_steps or (not self._writing and (is_far or is_time)))
