@@ -133,6 +133,17 @@ def test_a_start_that_was_frozen_in_a_checkpoint_leaves_none(tmp_path, lapses, m
     assert contents(tmp_path / "run") == before
 
 
+def test_a_start_frees_the_room_that_one_before_it_held(tmp_path):
+    begun(tmp_path / "run").close()
+    folder = tmp_path / "run" / "owner" / "checkpoints"
+    (held,) = folder.glob(".next*")
+    other = launch.start(tmp_path / "run", LINE)
+    other.take_over()
+    (own,) = folder.glob(".next*")
+    assert own != held
+    other.close()
+
+
 def test_a_start_waits_as_long_as_it_is_told_for_another_that_ends(tmp_path):
     first = begun(tmp_path / "run")
     with pytest.raises(InputError, match="another process"):
