@@ -9,6 +9,7 @@ from sfumato.accounting import accountants
 from sfumato.accounting.accountants import EpsilonCurve, epsilon
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.accounting.pld import Tight
+from sfumato.accounting.selection import Selection
 from sfumato.errors import InputError
 from tests.accounting import truth
 from tests.accounting.tables import DISTINCT_ROWS
@@ -61,6 +62,20 @@ def test_shuffled_batches_and_a_delta_out_of_range_are_refused(change):
     for delta in (0.0, 1.0, -1e-5, 2.0, math.nan):
         with pytest.raises(InputError, match="delta"):
             epsilon(TABLE_12.replace(**change), delta)
+
+
+def test_several_runs_each_selected_from_others_have_no_epsilon_that_is_known():
+    with pytest.raises(InputError, match="give one mechanism"):
+        epsilon([TABLE_12, TABLE_12], 1e-5, selection=Selection(4.0, 0.0))
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("images", [1, 2])
+def test_what_releases_nothing_spends_nothing_under_each_accountant_that_there_is(images, accountant):
+    spent = epsilon(Mechanism(40, 8, 2.0, 0, images_per_unit=images), 1e-5, accountant if images == 1 else "pld")
+    assert spent.epsilon == 0
+    assert spent.epsilon_rdp == (0.0 if images == 1 else None)
+    assert spent.epsilon_pld == (0.0 if accountant == "pld" or images > 1 else None)
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])

@@ -216,6 +216,11 @@ def test_a_written_file_is_on_disk_with_its_content_and_then_under_its_name(tmp_
     monkeypatch.setattr(os, "fsync", noted)
     files.write_atomically(tmp_path / "file", b"content")
     assert done == [b"content", ["file"]]
+    files.write_atomically(tmp_path / "hidden", b"content", 0o600)
+    others = os.umask(0)
+    os.umask(others)
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("file", "hidden")]
+    assert modes == [0o644 & ~others, 0o600 & ~others]
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])

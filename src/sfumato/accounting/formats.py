@@ -29,8 +29,8 @@ def factor_text(epsilon: float | None) -> str:
     """e to the power of an epsilon, rounded up, so that it stays an upper bound.
 
     Example:
-        >>> factor_text(1.0), factor_text(30.0), factor_text(None)
-        ('2.719', '1.069E+13', 'infinite')
+        >>> factor_text(1.0), factor_text(13.5), factor_text(30.0), factor_text(None)
+        ('2.719', '729500', '1.069E+13', 'infinite')
     """
     factor = math.inf if epsilon is None or epsilon > 700 else math.nextafter(math.exp(epsilon), math.inf)
     return str(_UP.create_decimal_from_float(factor)) if 1e6 <= factor < math.inf else epsilon_text(factor)
