@@ -41,6 +41,8 @@ def rows_of(path):
 def test_a_csv_log_is_what_metrics_jsonl_says_and_says_nothing_of_training_images(tmp_path):
     folder = train(tmp_path / "run", run__log="csv")
     assert rows_of(folder / "metrics.csv") == lines_of(folder / "metrics.jsonl")
+    modes = [(folder / name).stat().st_mode for name in ("metrics.csv", "metrics.jsonl")]
+    assert modes[0] == modes[1]  # whoever may read one may read the other
     assert [path.name for path in folder.rglob("*.csv")] == ["metrics.csv"]
 
 
