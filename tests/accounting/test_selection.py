@@ -98,7 +98,9 @@ def test_few_orders_are_as_good_as_very_many(sigma, steps, shape, score_noise):
     assert least * (1 - 1e-6) - 1e-9 <= found <= least * (1 + 1e-5) + 1e-9
 
 
-@pytest.mark.parametrize(("sigma", "steps", "mean"), [(2.0, 1, 30.0), (30.0, 100, 3.0), (1e3, 7, 1000.0), (0.02, 1, 30.0)])
+@pytest.mark.parametrize(
+    ("sigma", "steps", "mean"), [(2.0, 1, 30.0), (30.0, 100, 3.0), (1e3, 7, 1000.0), (0.02, 1, 30.0)]
+)
 def test_a_poisson_number_of_trials_costs_what_theorem_6_says(sigma, steps, mean):
     """Every batch is all images: the least over 3,000 orders, each with the least delta of 3,000 others."""
     orders = 1 + np.geomspace(1e-3, 1e6, 3_000)
