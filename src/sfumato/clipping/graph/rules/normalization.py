@@ -36,10 +36,14 @@ def per_row(site: GradSite, args: dict[str, Any]) -> tuple[torch.Tensor, dict[st
     }
     leaves = {name: value.requires_grad_() for name, value in affine.items() if name in site.weight_of}
     num_images = -(-rows // max(1, _MAX_GROUPS // groups))
-    parts, outputs = inputs.chunk(num_images), []
-    size = len(parts[0]) * channels
-    of_parts = ([None] * len(parts) if value is None else value.split(size) for value in affine.values())
-    for part, weight, bias in zip(parts, *of_parts, strict=True):
+    parts = [(inputs, *affine.values())]
+    if num_images > 1:  # else splitting would copy all of the gradient on its way back
+        of_rows = inputs.chunk(num_images)
+        size = len(of_rows[0]) * channels
+        splits = ([None] * len(of_rows) if value is None else value.split(size) for value in affine.values())
+        parts = list(zip(of_rows, *splits, strict=True))
+    outputs = []
+    for part, weight, bias in parts:
         one_image = part.reshape(1, len(part) * channels, -1)
         outputs.append(F.group_norm(one_image, len(part) * groups, weight, bias, args["eps"]).view_as(part))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs), leaves
