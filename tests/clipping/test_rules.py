@@ -215,6 +215,17 @@ def test_blocks_make_no_difference():
     assert len((several + several).blocks) == 3
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_memory_held_before_is_in_no_sum(monkeypatch, dtype):
+    """Memory that is taken unfilled is full of others' numbers."""
+    unfilled = torch.Tensor.new_empty
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *given, **named: unfilled(*given, **named).fill_(torch.nan))
+    rows, coefficients = torch.randn(7, 5, 300, dtype=dtype), torch.randn(7, dtype=dtype)
+    true = torch.einsum("m,m...->...", coefficients, rows)
+    for blocks in ([rows], rows.split(3)):
+        torch.testing.assert_close(MaterializedGrads(*blocks).weighted_sum(coefficients), true)
+
+
 @pytest.mark.parametrize("zero", [False, True], ids=["", "zero_channel"])
 @pytest.mark.parametrize("views", [1, 3])
 def test_the_share_along_a_weight_is_read_off_the_output(views, zero, monkeypatch):
