@@ -109,8 +109,10 @@ def test_an_example_that_is_not_finite_contributes_exactly_zero(engine, augmult,
 @pytest.mark.parametrize("wrong", [[4], [0, 6], [0, 1, 2], [2, 3, 5], [*range(7)]], ids=str)
 def test_whatever_is_not_finite_is_left_out_and_nothing_is_loaded_again(wrong, on_gpu, monkeypatch):
     """On a GPU a microbatch is looked at while the next one is computed, and the last one is filled up."""
-    _, x, y = problem("conv")
-    broken, grad_fn, loaded = x.clone(), made("conv", "graph", 0), []
+    model, x, y = problem("conv")
+    grad_fn = clipped_grad(model, nn.CrossEntropyLoss(), clipping_norm=1.0, microbatch_size=3, workers=1)
+    grad_fn.prepare(x, y)
+    broken, loaded = x.clone(), []
     broken[wrong] = torch.nan
     left_out = torch.tensor([row in wrong for row in range(7)])
     expected = grad_fn(x, y, is_padding=left_out)
@@ -122,7 +124,7 @@ def test_whatever_is_not_finite_is_left_out_and_nothing_is_loaded_again(wrong, o
 
     out = grad_fn.sum_over(load, torch.arange(7))
     assert distance(out.grad_sum, expected.grad_sum) < 1e-6  # a number
-    assert [rows[0] for rows in loaded] == [0, 3, 6] and (len(loaded[2]) == 3) == on_gpu
+    assert loaded == ([[0, 1, 2], [3, 4, 5], [6, 6, 6]] if on_gpu else [[0, 1, 2], [3, 4], [5, 6]])
     assert torch.equal(out.grad_norms.isfinite(), ~left_out) and torch.equal(out.losses.isfinite(), ~left_out)
     torch.testing.assert_close(out.grad_norms[~left_out], expected.grad_norms[~left_out])
 
@@ -315,9 +317,29 @@ def test_examples_that_are_loaded_in_their_turn_give_what_they_give_together(eng
         grad_fn.sum_over(lambda rows: damaged(rows) if 30 in rows else load(rows), indices, key=key)
 
 
+@pytest.mark.parametrize("engine", ["graph", "func"])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("examples", [1, 2, 7, 9, 40])
+def test_all_threads_have_as_many_examples(examples, threads, engine, monkeypatch):
+    model, x, y = problem("linear")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    grad_fn, sizes = clipped_grad(model, cross_entropy, clipping_norm=1.0, microbatch_size=4, engine=engine), []
+    grad_fn.prepare(x, y)
+
+    def load(rows):
+        sizes.append(len(rows))
+        return x[rows % 7], y[rows % 7]
+
+    out = grad_fn.sum_over(load, torch.arange(examples))
+    workers = threads if engine == "graph" else 1
+    assert grad_fn.num_workers == workers and len(out.grad_norms) == sum(sizes) == examples
+    assert max(sizes) <= 4 and max(sizes) - min(sizes) <= 1
+    assert len(sizes) == examples or (len(sizes) % workers == 0 and len(sizes) - workers < examples / 4)
+
+
 def test_the_next_microbatch_is_loaded_while_one_is_computed():
     model, x, y = problem("linear")
-    grad_fn = made("linear", "graph", 0)
+    grad_fn = clipped_grad(model, cross_entropy, clipping_norm=1.0, microbatch_size=3, workers=1)
     grad_fn.prepare(x, y)
     threads = []
 

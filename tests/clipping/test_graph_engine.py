@@ -15,11 +15,13 @@ from sfumato.clipping import clipped_grad
 from sfumato.clipping.graph import engine as graph_engine
 from sfumato.clipping.graph.engine import GraphEngine
 from sfumato.clipping.graph.export import trace
+from sfumato.clipping.graph.passes import MaxPool2d
 from sfumato.clipping.graph.rules import GHOSTS, METHODS, normalization
 from sfumato.clipping.graph.rules.site import MaterializedGrads
 from sfumato.clipping.protocol import Batch, Speed
 from sfumato.errors import InputError
 from sfumato.models.layers import WeightStandardizedConv2d
+from sfumato.torch_internals import arguments_of
 from tests.clipping.problems import Do, Made, clipped, cross_entropy, distance, gradients, norm
 
 
@@ -98,6 +100,35 @@ def test_layers(name, memory_format, augmult):
     """Where other engines were silently wrong."""
     layer = nn.Sequential(LAYERS[name], nn.SiLU(), nn.Flatten())
     assert_exact(layer, (4, 7, 6), augmult, methods={"memory_format": memory_format})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("levels", [1, 1000])
+@pytest.mark.parametrize("channels", [1, 3, 16])
+@pytest.mark.parametrize(
+    "window",
+    [
+        ([2, 2],),
+        ([2, 2], [2, 2]),
+        ([3, 3], [2, 2], [1, 1]),
+        ([2, 3], [1, 2], [1, 0], [2, 1]),
+        ([3, 3], [2, 2], 0, 1, True),
+    ],
+    ids=str,
+)
+def test_max_pooling_is_pytorchs_bit_for_bit(window, channels, levels, dtype):
+    """Its gradient goes to the first of equal values, and to what is no number."""
+    generator = torch.Generator().manual_seed(0)
+    maps = (torch.randn(4, channels, 9, 8, generator=generator) * levels).round().to(dtype)
+    maps[1, 0, 4, 4] = torch.nan
+    found, true = (maps.clone().requires_grad_() for _ in range(2))
+    operation = torch.ops.aten.max_pool2d.default
+    given = arguments_of(operation, (found, *window), {})
+    pooled, expected = MaxPool2d.apply(*given.values()), operation(true, *window)
+    weights = torch.randn(expected.shape, generator=generator).to(dtype)
+    torch.testing.assert_close(pooled, expected, rtol=0, atol=0, equal_nan=True)
+    of_found, of_true = torch.autograd.grad(pooled, found, weights), torch.autograd.grad(expected, true, weights)
+    assert torch.equal(*of_found, *of_true) and torch.count_nonzero(*of_found)
 
 
 @pytest.mark.parametrize("cell", [nn.RNN, nn.GRU, nn.LSTM])

@@ -2,7 +2,6 @@ r"""The one public way to a privatisable gradient: a sum of clipped per-example 
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from operator import itemgetter
 
@@ -39,7 +38,7 @@ def clipped_grad(
     methods: dict[str, str] | None = None,
     precision: str = "float32",
     compile: bool = False,
-    workers: int = 1,
+    workers: int | None = None,
 ) -> "GradFn":
     r"""Turns a model and a loss into a function that sums clipped per-example gradients.
 
@@ -81,9 +80,9 @@ def clipped_grad(
         per_view: Views have targets of their own, (B, K, ...) each, and behind these their weights w, (B, K), are
             given: a person's images, for example, each with its label.
         rescale_to_unit_norm: Divide the sum by C: the sensitivity is 1, and the learning rate does not depend on C.
-        microbatch_size: Examples differentiated at once: speed and memory only, the result moves by no more than float
-            rounding. None: 8 to 128, by the size of the gradients, and fewer where memory holds no more
-            (`sfumato.clipping.microbatch`).
+        microbatch_size: The most examples that a worker differentiates at once: speed and memory only, the result
+            moves by no more than float rounding. None: 8 to 128, by the size of the gradients, and fewer where memory
+            holds no more (`sfumato.clipping.microbatch`).
         engine: "graph" (the fast one), "func" (torch.func), "reference" (one view at a time, plain autograd) or "auto":
             the first of them that takes the model; `GradFn.refusal` says why not the faster.
         methods: What an earlier `GradFn.methods` recorded, to repeat its rounding. With no more than {"memory_format":
@@ -94,7 +93,9 @@ def clipped_grad(
             float32. Engine "graph" alone.
         compile: Compile the whole of a microbatch to one graph, the loss included, which takes a minute or two once.
             Engine "graph" alone; every microbatch is then filled up to the same size.
-        workers: Microbatches computed at once on a CPU, by one thread each, where the engine allows it.
+        workers: Microbatches computed at once on a CPU, by one thread each, where the engine allows it: small
+            operations leave a second core idle, a second microbatch does not. 1: one after another, by all threads.
+            None: as many as PyTorch has threads.
 
     Returns:
         ``grad_fn(inputs, *targets, is_padding=None, key=None, example_ids=None) -> ClippedGrad``;
@@ -119,11 +120,6 @@ class GradFn:
         self._model, self._loss_fn, self._clip = model, loss_fn, clip
         self._augmult, self._per_view, self._speed = augmult, per_view, speed
         self._prepared: Prepared | None = None
-        # One thread each for microbatches that are computed side by side; with one worker, to load one ahead.
-        own = 1 if speed.workers > 1 else torch.get_num_threads()
-        self._threads = ThreadPoolExecutor(
-            speed.workers, "microbatch", initializer=torch.set_num_threads, initargs=(own,)
-        )
 
     @property
     def clipping_norm(self) -> float:
@@ -151,7 +147,7 @@ class GradFn:
 
     @property
     def microbatch_size(self) -> int | None:
-        """Examples differentiated at once; None until `prepare` decides."""
+        """The most examples that a worker differentiates at once; None until `prepare` decides."""
         return self._prepared.microbatch_size if self._prepared else self._speed.microbatch_size
 
     @property
@@ -172,7 +168,7 @@ class GradFn:
     @property
     def num_workers(self) -> int:
         """How many microbatches are computed at once."""
-        return self._speed.workers if self._prepared and self._prepared.engine.parallel else 1
+        return self._prepared.num_workers if self._prepared else 1
 
     def prepare(self, inputs: torch.Tensor, *targets: torch.Tensor, batch_size: int | None = None) -> Prepared:
         """Settles engine, methods and the microbatch's size, and checks model, loss and engine on made-up images.
@@ -236,7 +232,7 @@ class GradFn:
 
         Args:
             load: From (m,) indices to inputs and targets as in a call, (m, ...) each, in memory that nothing writes to
-                afterwards. Called by other threads, one microbatch ahead.
+                afterwards. Called by other threads, of several workers at once, else one microbatch ahead.
             indices: (B,) int64: which examples. For models that draw random numbers they are
                 `example_ids`.
             key: As in a call.
@@ -265,7 +261,7 @@ class GradFn:
 
     def _settle(self, batch: Batch, batch_size: int | None) -> Prepared:
         self._prepared = None  # if this fails, the next call begins anew
-        self._prepared = Prepared(self._model, self._loss_fn, self._speed, self._clip, batch, batch_size, self._threads)
+        self._prepared = Prepared(self._model, self._loss_fn, self._speed, self._clip, batch, batch_size)
         return self._prepared
 
     def _batch(self, inputs: torch.Tensor, targets: Sequence[torch.Tensor]) -> Batch:
@@ -316,11 +312,10 @@ class GradFn:
             zeros = {name: at_least_float32(torch.zeros_like(value)).detach() for name, value in trained.items()}
             norms, losses = next(iter(zeros.values())).new_zeros(2, 0)
             return ClippedGrad(zeros, norms, losses, self.sensitivity, self.clipping_norm)
-        engine, size = prepared.engine, prepared.microbatch_size
+        engine, parts = prepared.engine, prepared.microbatches(rows)
 
         def loaded(places: torch.Tensor) -> Batch:
-            # Kernels are planned, or compiled, for one size.
-            missing = size - len(places) if self._speed.compile or prepared.on_gpu else 0
+            missing = prepared.microbatch_size - len(places) if prepared.has_one_size else 0
             filled = torch.cat([places, places[:1].expand(missing)])
             with torch.no_grad():
                 inputs, *targets = load(filled)
@@ -345,30 +340,31 @@ class GradFn:
         with convolutions(self._speed.precision):
             evaluated, waiting = engine.evaluate(), list[Summed | None]()
             behind = 1 if prepared.on_gpu else 0  # a GPU computes the next one while it is asked for this one
-            for latest in chain(self._map(loaded, clipped, rows.split(size)), [None] * behind):
+            for latest in chain(self._map(prepared, loaded, clipped, parts), [None] * behind):
                 waiting.append(latest)
                 if len(waiting) <= behind or (one := waiting.pop(0)) is None:
                     continue
                 for name, part in (one.out.grad_sum if engine.leaves_out else one.of_finite(clipped)).items():
                     total[name] = total[name].add_(part) if name in total else part
-                count = min(size, len(rows) - len(norms) * size)  # the others fill up
+                count = len(parts[len(norms)])  # the others fill up
                 norms.append(one.out.grad_norms[:count])
                 losses.append(one.out.losses[:count])
         return ClippedGrad(total, torch.cat(norms), torch.cat(losses), self.sensitivity, self.clipping_norm)
 
     def _map(
         self,
+        prepared: Prepared,
         load: Callable[[torch.Tensor], Batch],
         clipped: Callable[[Batch], Summed],
         parts: Sequence[torch.Tensor],
     ) -> Iterator[Summed]:
         """Of each microbatch, in order: side by side, or one after another, with the next one loaded meanwhile."""
-        if self.num_workers > 1:
-            yield from self._threads.map(lambda part: clipped(load(part)), parts)
+        if prepared.num_workers > 1:
+            yield from prepared.threads.map(lambda part: clipped(load(part)), parts)
             return
         batch = load(parts[0])
         for following in [*parts[1:], None]:
-            ahead = None if following is None else self._threads.submit(load, following)
+            ahead = None if following is None else prepared.threads.submit(load, following)
             yield clipped(batch)
             if ahead is not None:
                 batch = ahead.result()

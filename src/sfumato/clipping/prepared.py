@@ -2,8 +2,9 @@
 alone.
 """
 
-from collections.abc import Callable
-from concurrent.futures import Executor
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -39,14 +40,15 @@ class Prepared:
         engine: It agrees with plain autograd on single images (`sfumato.clipping.engine_check`).
         name: The engine's.
         refusal: Why no faster one takes the model; None if none is faster.
-        microbatch_size: Examples differentiated at once.
+        num_workers: How many microbatches are computed at once.
+        threads: In which they are, by one thread each; with one worker, to load one ahead.
+        microbatch_size: The most examples of a microbatch.
         draw_dims: See `sfumato.clipping.protocol.Batch`.
         batch_size: Examples of a call, expected: a public number; None: not known.
         on_gpu: Whether images are on one.
 
     Args:
         batch: Its values are not used.
-        threads: In which microbatches will be computed; methods are timed there.
 
     Raises:
         InputError: If no engine takes the model.
@@ -55,6 +57,8 @@ class Prepared:
 
     engine: Engine
     name: str
+    num_workers: int
+    threads: ThreadPoolExecutor
 
     def __init__(
         self,
@@ -64,12 +68,11 @@ class Prepared:
         clip: Clip,
         batch: Batch,
         batch_size: int | None,
-        threads: Executor,
     ) -> None:
         refuse_missing_tf32(speed.precision, batch.inputs.device)
         self._model, self._loss_fn, self._speed, self._clip = model, loss_fn, speed, clip
         self.batch_size, self.on_gpu = batch_size, batch.inputs.is_cuda
-        self._threads, self._num_views = threads, batch.inputs.shape[1]
+        self._num_views = batch.inputs.shape[1]
         self._row = torch.zeros_like(batch.inputs[:1, 0])
         targets = tuple(target[:0, 0] for target in batch.targets)
         self._check = EngineCheck(model, loss_fn, self._row, targets, self._num_views)
@@ -107,6 +110,18 @@ class Prepared:
         with convolutions("float32"):
             self._check.refuse(self.engine, self._check.expect(seed, shifted=False))
 
+    @property
+    def has_one_size(self) -> bool:
+        """Whether all microbatches are of one size, filled up: kernels are planned, or compiled, for it."""
+        return self.on_gpu or self._speed.compile
+
+    def microbatches(self, rows: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Divides rows, one at least: all workers have as many, but for one."""
+        if self.has_one_size:
+            return rows.split(self.microbatch_size)
+        rounds = math.ceil(len(rows) / (self.microbatch_size * self.num_workers))
+        return rows.tensor_split(min(len(rows), rounds * self.num_workers))
+
     def _engines(self) -> tuple[str, ...]:
         """The names to try, in order."""
         engines, asked = self._speed.engines, self._speed.engine
@@ -126,6 +141,12 @@ class Prepared:
         """
         try:
             engine = BUILDERS[self.name](self._model, self._loss_fn, self._row, self._speed)
+            every = torch.get_num_threads()
+            self.num_workers = (self._speed.workers or every) if engine.parallel and not self.on_gpu else 1
+            own = every if self.num_workers == 1 else 1
+            self.threads = ThreadPoolExecutor(
+                self.num_workers, "microbatch", initializer=torch.set_num_threads, initargs=(own,)
+            )
             if self.name != "reference":  # one view at a time: no size takes more memory than another
                 self._choose(engine, expected)
             self._check.refuse(engine, expected)
@@ -164,7 +185,7 @@ class Prepared:
                 engine.choose_methods(expected.microbatch(self.microbatch_size, self._num_views, self._row))
 
         with random_state_kept(self._row), temporary_values(self._model, None, expected.seed):
-            self._threads.submit(chosen).result() if engine.parallel else chosen()
+            self.threads.submit(chosen).result()  # where microbatches will be computed
 
 
 def _state(model: nn.Module) -> list[Any]:

@@ -100,7 +100,7 @@ class Speed:
         precision: "float32", "tf32" or "bf16"; see `sfumato.clipping.clipped_grad`.
         compile: Whether a microbatch becomes one compiled graph.
         workers: Microbatches computed at once on a CPU, one thread each; 1: one after another, by
-            all threads.
+            all threads; None: as many as PyTorch has threads.
 
     Raises:
         InputError: If one of them is out of range, or two do not go together.
@@ -111,7 +111,7 @@ class Speed:
     methods: dict[str, str] | None = None
     precision: str = "float32"
     compile: bool = False
-    workers: int = 1
+    workers: int | None = None
 
     def __post_init__(self) -> None:
         if self.engine not in ("auto", CLOSED_FORM, *ENGINES):
@@ -120,7 +120,7 @@ class Speed:
             raise InputError(f"microbatch_size must be a whole number, at least 1, not {self.microbatch_size!r}.")
         if self.precision not in LOW_PRECISIONS:
             raise InputError(f'precision "{self.precision}" is unknown. Known are {", ".join(LOW_PRECISIONS)}.')
-        if not _is_count(self.workers):
+        if self.workers is not None and not _is_count(self.workers):
             raise InputError(f"workers must be a whole number, at least 1, not {self.workers!r}.")
         if self._needs_graph and self.engine not in ("auto", "graph"):
             raise InputError(f'compile and precision "bf16" need engine "graph", not "{self.engine}".')
