@@ -211,18 +211,19 @@ def test_a_run_goes_on_by_its_folder_alone(images, tmp_path, capsys):
     once = steps | {"training.num_steps": 1}
     sfumato.train("image-folder", tmp_path / "start", data_root=images, settings=once, epsilon=8)
     steps |= {"model.init_from": str(tmp_path / "start"), "model.pretrained_on": "stripes"}
-    expected = sfumato.train("image-folder", straight, data_root=images, epsilon=8, settings=steps)
     words = given({key: json.dumps(value) for key, value in steps.items()})
-    command = ["train", "image-folder", "--data-root", str(images), "--epsilon", "8", *words, "--output", str(broken)]
+    command = ["train", "image-folder", "--data-root", str(images), "--epsilon", "8", *words, "--output"]
     log = tmp_path / "log"
-    process = faults.start(command, log=log)
+    assert faults.run([*command, str(straight)], log=log) == 0, log.read_text()
+    expected = json_of(capsys, "resume", straight)  # finished: its result
+    process = faults.start([*command, str(broken)], log=log)
     wait_for_release(broken, 8)
     process.kill()
     process.join()
     assert not (broken / "result.json").exists()
     assert faults.run(["resume", str(broken)], log=log) == 0, log.read_text()
-    found = json_of(capsys, "resume", broken)  # finished: its result again
-    assert found["accuracy"] == expected.accuracy and found["num_steps"] == 30
+    found = json_of(capsys, "resume", broken)
+    assert found["accuracy"] == expected["accuracy"] and found["num_steps"] == 30
     weights = [(run / "model.safetensors").read_bytes()[-10_000:] for run in (straight, broken)]
     assert weights[0] == weights[1]
     assert "no run" in refused(capsys, "resume", tmp_path / "nowhere")

@@ -28,9 +28,8 @@ def problem():
 
 def private(model, inputs, engine="graph"):
     augmult = inputs.shape[1] if inputs.ndim == 5 else 0
-    return clipped_grad(
-        model, loss_fn, clipping_norm=0.1, augmult=augmult, microbatch_size=5, engine=engine, methods=METHODS
-    )
+    settings = {"clipping_norm": 0.1, "augmult": augmult, "methods": METHODS}
+    return clipped_grad(model, loss_fn, microbatch_size=5, engine=engine, workers=1, **settings)
 
 
 @pytest.mark.parametrize("views", [0, 2])

@@ -57,7 +57,7 @@ FAULTS: tuple[Fault, ...] = (
     _fault(
         "padding counted",
         "influence",
-        *(_SUM, "if self._speed.compile or prepared.on_gpu else 0", ""),
+        *(_SUM, "if prepared.has_one_size else 0", ""),
         *(_SUM, "batch.is_real[len(places) :] = False", "pass"),
     ),
     _scaled("noise divided by the batch size twice", "1 / self.mechanism.batch_size"),
