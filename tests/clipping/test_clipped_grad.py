@@ -4,6 +4,7 @@ import functools
 import gc
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -317,12 +318,19 @@ def test_examples_that_are_loaded_in_their_turn_give_what_they_give_together(eng
         grad_fn.sum_over(lambda rows: damaged(rows) if 30 in rows else load(rows), indices, key=key)
 
 
+@pytest.fixture
+def set_threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("engine", ["graph", "func"])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("examples", [1, 2, 7, 9, 40])
-def test_all_threads_have_as_many_examples(examples, threads, engine, monkeypatch):
+def test_all_threads_have_as_many_examples(examples, threads, engine, set_threads):
     model, x, y = problem("linear")
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    set_threads(threads)
     grad_fn, sizes = clipped_grad(model, cross_entropy, clipping_norm=1.0, microbatch_size=4, engine=engine), []
     grad_fn.prepare(x, y)
 
@@ -335,6 +343,8 @@ def test_all_threads_have_as_many_examples(examples, threads, engine, monkeypatc
     assert grad_fn.num_workers == workers and len(out.grad_norms) == sum(sizes) == examples
     assert max(sizes) <= 4 and max(sizes) - min(sizes) <= 1
     assert len(sizes) == examples or (len(sizes) % workers == 0 and len(sizes) - workers < examples / 4)
+    with ThreadPoolExecutor() as another:
+        assert another.submit(torch.get_num_threads).result() == torch.get_num_threads() == threads
 
 
 def test_the_next_microbatch_is_loaded_while_one_is_computed():

@@ -361,6 +361,7 @@ class GradFn:
         """Of each microbatch, in order: side by side, or one after another, with the next one loaded meanwhile."""
         if prepared.num_workers > 1:
             yield from prepared.threads.map(lambda part: clipped(load(part)), parts)
+            torch.set_num_threads(torch.get_num_threads())  # what is set last is what a thread to come begins with
             return
         batch = load(parts[0])
         for following in [*parts[1:], None]:
