@@ -7,6 +7,7 @@ says what it is for.
 
 import contextlib
 import functools
+import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ __all__ = [
     "TorchDispatchMode",
     "arguments_of",
     "compile_graph",
+    "linear",
     "lerp_all",
     "make_fx",
     "quick_group_norm",
@@ -80,6 +82,23 @@ def compile_graph(graph: torch.fx.GraphModule, tensors: Sequence[torch.Tensor]) 
     from torch import _inductor  # large, and of no use without a compiler
 
     return _inductor.compile(graph, list(tensors))
+
+
+@functools.cache
+def _has_slow_products() -> bool:
+    """Whether MKL, PyTorch's library for products, leaves AVX-512 alone since the processor is AMD's: twice the time of
+    oneDNN, its library for convolutions.
+    """
+    libraries, processor = (torch.backends.mkl, torch.backends.mkldnn), pathlib.Path("/proc/cpuinfo")
+    is_wide = torch.backends.cpu.get_cpu_capability() == "AVX512" and all(one.is_available() for one in libraries)
+    return is_wide and processor.exists() and "AuthenticAMD" in processor.read_text()
+
+
+def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """`torch.nn.functional.linear`, which differs in rounding alone; no gradient passes."""
+    if inputs.device.type == "cpu" and inputs.dtype == torch.float32 and weight.ndim == 2 and _has_slow_products():
+        return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
+    return torch.nn.functional.linear(inputs, weight, bias)
 
 
 def lerp_all(averages: Sequence[torch.Tensor], values: Sequence[torch.Tensor], weight: float) -> None:

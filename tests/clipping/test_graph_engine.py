@@ -11,11 +11,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sfumato import torch_internals
 from sfumato.clipping import clipped_grad
 from sfumato.clipping.graph import engine as graph_engine
 from sfumato.clipping.graph.engine import GraphEngine
 from sfumato.clipping.graph.export import trace
-from sfumato.clipping.graph.passes import MaxPool2d
+from sfumato.clipping.graph.kernels import Linear, MaxPool2d
 from sfumato.clipping.graph.rules import GHOSTS, METHODS, normalization
 from sfumato.clipping.graph.rules.site import MaterializedGrads
 from sfumato.clipping.protocol import Batch, Speed
@@ -129,6 +130,21 @@ def test_max_pooling_is_pytorchs_bit_for_bit(window, channels, levels, dtype):
     torch.testing.assert_close(pooled, expected, rtol=0, atol=0, equal_nan=True)
     of_found, of_true = torch.autograd.grad(pooled, found, weights), torch.autograd.grad(expected, true, weights)
     assert torch.equal(*of_found, *of_true) and torch.count_nonzero(*of_found)
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 3), (2, 3, 4)], ids=str)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("slow", [False, True])
+def test_products_are_pytorchs_by_either_library(slow, has_bias, shape, monkeypatch):
+    monkeypatch.setattr(torch_internals, "_has_slow_products", lambda: slow and torch.backends.mkldnn.is_available())
+    layer = nn.Linear(70, 40, has_bias)
+    weight, bias = layer.weight.detach(), layer.bias.detach() if has_bias else None
+    images = torch.randn(*shape, 70, requires_grad=True)
+    found, true = Linear.apply(images, weight, bias), layer(images)
+    torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-5)
+    for weights in torch.randn(*shape, 40), torch.ones(()).expand(*shape, 40):
+        of_found, of_true = (torch.autograd.grad(one, images, weights, retain_graph=True)[0] for one in (found, true))
+        torch.testing.assert_close(of_found, of_true, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("cell", [nn.RNN, nn.GRU, nn.LSTM])

@@ -18,14 +18,14 @@ from torch.fx.node import map_arg
 
 from sfumato.clipping.clip import one_thread
 from sfumato.clipping.graph.autotune import fastest
-from sfumato.clipping.graph.compile import is_recording
 from sfumato.clipping.graph.export import Traced
+from sfumato.clipping.graph.kernels import computed
 from sfumato.clipping.graph.rules import GHOSTS, METHODS, SUMS, candidates, normalization, worth_trying
 from sfumato.clipping.graph.rules.site import MaterializedGrads, PerExampleGrads, SiteRecord, named_args
 from sfumato.clipping.graph.weights import Weights
 from sfumato.clipping.protocol import Batch, Loss, example_losses
 from sfumato.clipping.random_layers import KeyedDraws
-from sfumato.torch_internals import arguments_of, tree_map
+from sfumato.torch_internals import tree_map
 
 MEMORY_FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 # Operations that refuse tensors of two types, though no weight may be among them.
@@ -144,10 +144,8 @@ class _Pass:
         if self._low is not None and (site is not None or str(node.target).startswith(_PRODUCTS)):
             args, kwargs = tree_map(self._lowered, (args, kwargs))
         if site is None:
-            if MaxPool2d.fits(node, args):
-                return MaxPool2d.apply(*arguments_of(node.target, args, kwargs).values())
             with self._draws if node in self._passes.traced.random else nullcontext():  # none may be drawn by place
-                return node.target(*args, **kwargs)  # type: ignore[operator]
+                return computed(node, args, kwargs)
         named = named_args(node, args, kwargs)
         if normalization.can_be_per_row(site, named):
             value, leaves = normalization.per_row(site, named)
@@ -157,7 +155,7 @@ class _Pass:
         if normalization.has_statistics(site, named):
             value, named = normalization.with_statistics(site, named)
         else:
-            value = node.target(*args, **kwargs)  # type: ignore[operator]
+            value = computed(node, args, kwargs)
         if not value.is_floating_point():  # a comparison, say: no gradient passes
             return value
         if not value.requires_grad:
@@ -191,29 +189,3 @@ class _Pass:
     def _lowered(self, value: Any) -> Any:
         is_float = self._low is not None and isinstance(value, torch.Tensor) and value.is_floating_point()
         return value.to(self._low) if is_float else value
-
-
-class MaxPool2d(torch.autograd.Function):
-    """`aten.max_pool2d`, values and gradients bit for bit, in half to a fifth of its time on a CPU: that looks at one
-    number after another, and where channels are last at many at once.
-    """
-
-    @staticmethod
-    def fits(node: Node, args: tuple[Any, ...]) -> bool:
-        """Whether that is the operation, of maps on a CPU whose channels are not last."""
-        is_pool = node.target is torch.ops.aten.max_pool2d.default and not is_recording()
-        return is_pool and args[0].ndim == 4 and args[0].device.type == "cpu" and args[0].is_contiguous()
-
-    @staticmethod
-    def forward(ctx: Any, maps: torch.Tensor, *window: Any) -> torch.Tensor:
-        last = maps.contiguous(memory_format=torch.channels_last)
-        pooled, places = (one.contiguous() for one in torch.ops.aten.max_pool2d_with_indices(last, *window))
-        ctx.save_for_backward(maps, places)
-        ctx.window = window
-        return pooled
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        maps, places = ctx.saved_tensors
-        grad = torch.ops.aten.max_pool2d_with_indices_backward(grads[0].contiguous(), maps, *ctx.window, places)
-        return grad, *[None] * len(ctx.window)
