@@ -26,7 +26,7 @@ TABLE = {
     "data": "accounting models",
     "planning": "accounting data",
     "run_folder": "planning accounting data models",
-    "evaluation": "run_folder planning clipping data models",
+    "evaluation": "run_folder planning clipping data models torch_internals",
     "training": "reporting evaluation run_folder planning accounting clipping data models torch_internals",
     "reporting": "run_folder planning accounting",
     "scaling": "reporting training evaluation run_folder planning accounting clipping data models",

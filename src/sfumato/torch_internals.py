@@ -17,6 +17,7 @@ from torch._decomp import decomposition_table as _decompositions
 # Operators as graphs name them: torch.export gives no public type for them.
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 
 # Sees every operation that autograd leads to, which `__torch_function__` does not.
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,6 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 __all__ = [
     "HigherOrderOperator",
+    "QuickProducts",
     "OpOverload",
     "TorchDispatchMode",
     "arguments_of",
@@ -94,11 +96,18 @@ def _has_slow_products() -> bool:
     return is_wide and processor.exists() and "AuthenticAMD" in processor.read_text()
 
 
-def linear(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """`torch.nn.functional.linear`, which differs in rounding alone; no gradient passes."""
-    if inputs.device.type == "cpu" and inputs.dtype == torch.float32 and weight.ndim == 2 and _has_slow_products():
-        return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
-    return torch.nn.functional.linear(inputs, weight, bias)
+    if input.device.type == "cpu" and input.dtype == torch.float32 and weight.ndim == 2 and _has_slow_products():
+        return torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
+    return torch.nn.functional.linear(input, weight, bias)
+
+
+class QuickProducts(TorchFunctionMode):
+    """Within, a model's linear layers are computed by `linear`; no gradient passes."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (linear if func is torch.nn.functional.linear else func)(*args, **(kwargs or {}))
 
 
 def lerp_all(averages: Sequence[torch.Tensor], values: Sequence[torch.Tensor], weight: float) -> None:

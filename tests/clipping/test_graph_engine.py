@@ -141,6 +141,8 @@ def test_products_are_pytorchs_by_either_library(slow, has_bias, shape, monkeypa
     weight, bias = layer.weight.detach(), layer.bias.detach() if has_bias else None
     images = torch.randn(*shape, 70, requires_grad=True)
     found, true = Linear.apply(images, weight, bias), layer(images)
+    with torch.no_grad(), torch_internals.QuickProducts():
+        assert torch.equal(layer(images), found)
     torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-5)
     for weights in torch.randn(*shape, 40), torch.ones(()).expand(*shape, 40):
         of_found, of_true = (torch.autograd.grad(one, images, weights, retain_graph=True)[0] for one in (found, true))

@@ -22,6 +22,7 @@ from sfumato.data.examples import Examples
 from sfumato.data.images import ImageSet
 from sfumato.errors import InputError, refusing
 from sfumato.models.trainable import ANY_NUMBER
+from sfumato.torch_internals import QuickProducts
 
 _ROWS, _ROWS_ON_GPU, _VALUES_ON_GPU = 128, 1024, 2**22
 _Z = 1.959963984540054  # of a two-sided 95 % interval
@@ -74,7 +75,8 @@ def predict_logits(model: nn.Module, examples: Examples, chosen: torch.Tensor | 
     was_training = model.training
     model.eval()
     parts = (torch.arange(len(examples)) if chosen is None else chosen).split(rows_at_once(examples, device))
-    chunks = [_outputs(model, examples.batch(indices, device)).float() for indices in parts]
+    with QuickProducts():
+        chunks = [_outputs(model, examples.batch(indices, device)).float() for indices in parts]
     model.train(was_training)
     return torch.cat(chunks).cpu()
 

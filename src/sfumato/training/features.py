@@ -18,6 +18,7 @@ from sfumato.errors import InputError
 from sfumato.models.trainable import Backbone
 from sfumato.models.weights import Weights
 from sfumato.run_folder.files import machine_faults
+from sfumato.torch_internals import QuickProducts
 
 ROWS = {"cpu": 16, "cuda": 256}
 """Images that are computed at once; always so many, so that none decides how another is rounded."""
@@ -108,7 +109,8 @@ def _rows(backbone: nn.Module, images: ImageSet, indices: torch.Tensor, device: 
     readable = images.readable[indices]
     filled = torch.cat([indices, indices[:1].expand(ROWS[device.type] - len(indices))])
     batch = images.batch(filled, device).contiguous(memory_format=torch.channels_last)
-    found: torch.Tensor = backbone(batch)[: len(indices)].float().cpu()
+    with QuickProducts():
+        found: torch.Tensor = backbone(batch)[: len(indices)].float().cpu()
     found[~readable] = 0
     return found
 
@@ -117,7 +119,8 @@ def _rows(backbone: nn.Module, images: ImageSet, indices: torch.Tensor, device: 
 def _made_up(backbone: nn.Module, images: ImageSet, device: torch.device) -> np.ndarray:
     """What the network makes of made-up images: (b, D), float32."""
     row = torch.zeros(1, *images.shape, device=device)
-    found: torch.Tensor = backbone(made_up_images(_NUM_MADE_UP, 1, row, 0)[:, 0]).float().cpu()
+    with QuickProducts():
+        found: torch.Tensor = backbone(made_up_images(_NUM_MADE_UP, 1, row, 0)[:, 0]).float().cpu()
     if not found.isfinite().any(1).any():
         raise InputError("the network gives no finite features on made-up images. Its weights are damaged.")
     return found.numpy()
