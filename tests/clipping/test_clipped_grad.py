@@ -347,6 +347,25 @@ def test_all_threads_have_as_many_examples(examples, threads, engine, set_thread
         assert another.submit(torch.get_num_threads).result() == torch.get_num_threads() == threads
 
 
+@pytest.mark.parametrize("workers", [None, 2])
+def test_a_users_load_is_called_by_one_thread_at_a_time_unless_workers_are_asked_for(workers, set_threads):
+    model, x, y = problem("linear")
+    set_threads(2)
+    grad_fn = clipped_grad(model, cross_entropy, clipping_norm=1.0, microbatch_size=2, workers=workers)
+    grad_fn.prepare(x, y)
+    together = threading.Barrier(2)
+
+    def load(rows):
+        together.wait(0.2 if workers is None else 60)
+        return x[rows], y[rows]
+
+    if workers is None:
+        with pytest.raises(threading.BrokenBarrierError):
+            grad_fn.sum_over(load, torch.arange(4))
+    else:
+        grad_fn.sum_over(load, torch.arange(4))
+
+
 def test_the_next_microbatch_is_loaded_while_one_is_computed():
     model, x, y = problem("linear")
     grad_fn = clipped_grad(model, cross_entropy, clipping_norm=1.0, microbatch_size=3, workers=1)

@@ -1,7 +1,9 @@
 r"""The one public way to a privatisable gradient: a sum of clipped per-example gradients."""
 
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import chain
 from operator import itemgetter
 
@@ -95,7 +97,7 @@ def clipped_grad(
             Engine "graph" alone; every microbatch is then filled up to the same size.
         workers: Microbatches computed at once on a CPU, by one thread each, where the engine allows it: small
             operations leave a second core idle, a second microbatch does not. 1: one after another, by all threads.
-            None: as many as PyTorch has threads.
+            None: as many as PyTorch has threads, and `load` is called by one at a time.
 
     Returns:
         ``grad_fn(inputs, *targets, is_padding=None, key=None, example_ids=None) -> ClippedGrad``;
@@ -120,6 +122,8 @@ class GradFn:
         self._model, self._loss_fn, self._clip = model, loss_fn, clip
         self._augmult, self._per_view, self._speed = augmult, per_view, speed
         self._prepared: Prepared | None = None
+        # What a user reads from, a file, say, may give one thread what another asks for.
+        self._loading = threading.Lock() if speed.workers is None else nullcontext()
 
     @property
     def clipping_norm(self) -> float:
@@ -232,7 +236,7 @@ class GradFn:
 
         Args:
             load: From (m,) indices to inputs and targets as in a call, (m, ...) each, in memory that nothing writes to
-                afterwards. Called by other threads, of several workers at once, else one microbatch ahead.
+                afterwards. Called by other threads: one at a time, unless several ``workers`` are asked for.
             indices: (B,) int64: which examples. For models that draw random numbers they are
                 `example_ids`.
             key: As in a call.
@@ -317,7 +321,7 @@ class GradFn:
         def loaded(places: torch.Tensor) -> Batch:
             missing = prepared.microbatch_size - len(places) if prepared.has_one_size else 0
             filled = torch.cat([places, places[:1].expand(missing)])
-            with torch.no_grad():
+            with self._loading, torch.no_grad():
                 inputs, *targets = load(filled)
             batch = self._batch(inputs, targets)
             if len(batch.inputs) != len(filled) or not prepared.takes(batch):

@@ -100,7 +100,7 @@ class Speed:
         precision: "float32", "tf32" or "bf16"; see `sfumato.clipping.clipped_grad`.
         compile: Whether a microbatch becomes one compiled graph.
         workers: Microbatches computed at once on a CPU, one thread each; 1: one after another, by
-            all threads; None: as many as PyTorch has threads.
+            all threads; None: as many as PyTorch has threads, of which one loads at a time.
 
     Raises:
         InputError: If one of them is out of range, or two do not go together.

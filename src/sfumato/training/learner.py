@@ -90,7 +90,7 @@ class Learner:
         self._plan, self._dataset, self._device, self._report = plan, dataset, device, report
         recipe = plan.recipe
         refuse_missing_tf32(recipe.training.precision, device)
-        speed = _speed(plan, recorded)
+        speed = _speed(plan, device, recorded)
         if speed.compile:
             report("compiling the model, which takes some minutes")
         self.objective = Objective.of(recipe.data, recipe.training.label_smoothing)
@@ -221,7 +221,7 @@ class Learner:
         return self.world.gather(predict_logits(self.network.trained, examples, own) if len(own) else none)
 
 
-def _speed(plan: Plan, recorded: dict[str, Any] | None) -> Speed:
+def _speed(plan: Plan, device: torch.device, recorded: dict[str, Any] | None) -> Speed:
     """How to compute: as the recipe says, else as recorded, else chosen; nothing is measured where equal seeds give
     equal bits.
     """
@@ -231,7 +231,8 @@ def _speed(plan: Plan, recorded: dict[str, Any] | None) -> Speed:
     if recorded is not None:
         engine = recorded["engine"] if engine == "auto" else engine
         microbatch_size, methods = microbatch_size or recorded["microbatch_size"], recorded["methods"]
-    return Speed(engine, microbatch_size, methods, training.precision, training.compile)
+    workers = torch.get_num_threads() if device.type == "cpu" else 1  # each loads for itself
+    return Speed(engine, microbatch_size, methods, training.precision, training.compile, workers)
 
 
 def pick_device(name: str) -> torch.device:
