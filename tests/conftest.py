@@ -3,12 +3,24 @@
 import os
 import signal
 
+import pytest
+
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job; tests interrupt themselves
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Files whose tests take longest, first: one that begins last would keep one core, and leave the other idle.
 LONG = ("test_resume.py", "test_compiled.py", "test_command.py", "test_study.py", "test_ranks.py", "test_use.py")
+
+
+@pytest.fixture
+def set_threads():
+    """PyTorch's number of threads, for one test."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
 
 
 def pytest_collection_modifyitems(items):

@@ -36,6 +36,7 @@ __all__ = [
     "linear",
     "lerp_all",
     "make_fx",
+    "quick_dilation",
     "quick_group_norm",
     "tree_flatten",
     "tree_leaves",
@@ -101,6 +102,14 @@ def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
     if input.device.type == "cpu" and input.dtype == torch.float32 and weight.ndim == 2 and _has_slow_products():
         return torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
     return torch.nn.functional.linear(input, weight, bias)
+
+
+def quick_dilation(taps: Sequence[int], dilation: list[int], device: torch.device) -> list[int]:
+    """Of a convolution: of a single tap, where dilation changes nothing, one with which PyTorch asks oneDNN. By one
+    thread it asks MKL else.
+    """
+    is_slow = device.type == "cpu" and all(n == 1 for n in taps) and _has_slow_products()
+    return [2] * len(taps) if is_slow else dilation
 
 
 class QuickProducts(TorchFunctionMode):

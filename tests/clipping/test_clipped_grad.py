@@ -318,13 +318,6 @@ def test_examples_that_are_loaded_in_their_turn_give_what_they_give_together(eng
         grad_fn.sum_over(lambda rows: damaged(rows) if 30 in rows else load(rows), indices, key=key)
 
 
-@pytest.fixture
-def set_threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("engine", ["graph", "func"])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("examples", [1, 2, 7, 9, 40])

@@ -132,6 +132,18 @@ def test_max_pooling_is_pytorchs_bit_for_bit(window, channels, levels, dtype):
     assert torch.equal(*of_found, *of_true) and torch.count_nonzero(*of_found)
 
 
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("method", ["loop", "grouped", "unfold", "conv_ghost"])
+@pytest.mark.parametrize("settings", [{}, {"stride": 2, "padding": 1}], ids=str)
+def test_convolutions_of_one_tap_by_either_library(settings, method, slow, set_threads, monkeypatch):
+    """By one thread, which is when PyTorch asks MKL."""
+    set_threads(1)
+    monkeypatch.setattr(torch_internals, "_has_slow_products", lambda: slow and torch.backends.mkldnn.is_available())
+    layer = nn.Sequential(nn.Conv2d(3, 8, 1, **settings), nn.SiLU(), nn.Conv2d(8, 6, 1, **settings), nn.Flatten())
+    methods = {"memory_format": "contiguous", "2:conv2d_1.weight": method}
+    assert methods.items() <= assert_exact(layer, (3, 9, 8), methods=methods).methods.items()
+
+
 @pytest.mark.parametrize("shape", [(5,), (5, 3), (2, 3, 4)], ids=str)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("slow", [False, True])

@@ -23,7 +23,7 @@ from sfumato.clipping.graph.weights import NormsAndSums, Weights, evaluate_weigh
 from sfumato.clipping.protocol import LOW_PRECISIONS, Batch, ClippedGrad, Coefficient, Engine, Loss, Speed
 
 # So often each memory format is timed.
-_TRIAL_ROUNDS = 3
+_TRIAL_ROUNDS = 2
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 from torch.fx import Node
 
 from sfumato.clipping.graph.compile import is_recording
-from sfumato.torch_internals import arguments_of, linear
+from sfumato.torch_internals import arguments_of, linear, quick_dilation
 
 
 def computed(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -16,6 +16,10 @@ def computed(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return node.target(*args, **kwargs)  # type: ignore[operator]
     if node.target is torch.ops.aten.linear.default and not args[1].requires_grad:
         return Linear.apply(*arguments_of(node.target, args, kwargs).values())
+    if node.target is torch.ops.aten.conv2d.default:
+        given = arguments_of(node.target, args, kwargs)
+        dilation = quick_dilation(given["weight"].shape[2:], given["dilation"], first.device)
+        return node.target(**given | {"dilation": dilation})
     if node.target is torch.ops.aten.max_pool2d.default and first.ndim == 4 and first.is_contiguous():
         return MaxPool2d.apply(*arguments_of(node.target, args, kwargs).values())
     return node.target(*args, **kwargs)  # type: ignore[operator]

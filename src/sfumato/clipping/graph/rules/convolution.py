@@ -12,6 +12,7 @@ from sfumato.clipping.clip import are_exact, at_least_float32, hidden, one_threa
 from sfumato.clipping.graph.compile import is_recording
 from sfumato.clipping.graph.rules import linear
 from sfumato.clipping.graph.rules.site import Direction, MaterializedGrads, Method, Moments, SiteRecord, channel_sums
+from sfumato.torch_internals import quick_dilation
 
 # Written-out gradients of more numbers than this (16 MiB in float32) lie in blocks of a few
 # examples, of so many numbers each (4 MiB): between other tensors the C library finds a place for
@@ -129,7 +130,7 @@ class _Problem:
             totals = [step * (size - 1) for size, step in zip(self.taps, dilation, strict=True)]
             sides = [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
             self.inputs = F.pad(self.inputs, sides)
-        self.window = stride, padding, dilation
+        self.window = stride, padding, quick_dilation(self.taps, dilation, self.grads.device)
         is_transposed, outside = record.site.operation in TRANSPOSED, self._per_dim(args.get("output_padding", 0))
         self.settings = *self.window, is_transposed, outside
         self.groups: int = args["groups"]
