@@ -98,8 +98,9 @@ def _has_slow_products() -> bool:
 
 
 def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`torch.nn.functional.linear`, which differs in rounding alone; no gradient passes."""
-    if input.device.type == "cpu" and input.dtype == torch.float32 and weight.ndim == 2 and _has_slow_products():
+    """`torch.nn.functional.linear`, to rounding; no gradient passes. What is being compiled is left alone."""
+    is_plain = type(input) is torch.Tensor and input.device.type == "cpu" and input.dtype == torch.float32
+    if is_plain and weight.ndim == 2 and _has_slow_products():
         return torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
     return torch.nn.functional.linear(input, weight, bias)
 

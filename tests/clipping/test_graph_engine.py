@@ -16,7 +16,7 @@ from sfumato.clipping import clipped_grad
 from sfumato.clipping.graph import engine as graph_engine
 from sfumato.clipping.graph.engine import GraphEngine
 from sfumato.clipping.graph.export import trace
-from sfumato.clipping.graph.kernels import Linear, MaxPool2d
+from sfumato.clipping.graph.passes import Linear, MaxPool2d
 from sfumato.clipping.graph.rules import GHOSTS, METHODS, normalization
 from sfumato.clipping.graph.rules.site import MaterializedGrads
 from sfumato.clipping.protocol import Batch, Speed

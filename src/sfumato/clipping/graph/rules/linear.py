@@ -5,10 +5,8 @@
 from collections.abc import Callable
 
 import torch
-from torch.nn import functional as F
 
 from sfumato.clipping.clip import at_least_float32, hidden, one_thread, products, roundings, unit
-from sfumato.clipping.graph.compile import is_recording
 from sfumato.clipping.graph.rules.site import MaterializedGrads, SiteRecord
 from sfumato.torch_internals import linear as quick_linear
 
@@ -115,5 +113,4 @@ class GhostGrads:
         is_narrower = inputs.shape[2] < grads.shape[2]  # the narrower side is less work
         with one_thread(min(inputs.numel(), grads.numel())):
             inputs, grads = (inputs * weights, grads) if is_narrower else (inputs, grads * weights)
-        multiply = F.linear if is_recording() else quick_linear
-        return multiply(grads.flatten(0, 1).T, inputs.flatten(0, 1).T)
+        return quick_linear(grads.flatten(0, 1).T, inputs.flatten(0, 1).T)
