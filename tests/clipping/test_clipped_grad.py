@@ -319,8 +319,8 @@ def test_examples_that_are_loaded_in_their_turn_give_what_they_give_together(eng
 
 
 @pytest.mark.parametrize("engine", ["graph", "func"])
-@pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("examples", [1, 2, 7, 9, 40])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("examples", [1, 7, 40])
 def test_all_threads_have_as_many_examples(examples, threads, engine, set_threads):
     model, x, y = problem("linear")
     set_threads(threads)

@@ -103,9 +103,9 @@ def test_layers(name, memory_format, augmult):
     assert_exact(layer, (4, 7, 6), augmult, methods={"memory_format": memory_format})
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("levels", [1, 1000])
-@pytest.mark.parametrize("channels", [1, 3, 16])
+@pytest.mark.parametrize("channels", [3, 16])
 @pytest.mark.parametrize(
     "window",
     [
