@@ -229,13 +229,13 @@ class MaxPool2d(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, maps: torch.Tensor, *window: Any) -> torch.Tensor:
         last = maps.contiguous(memory_format=torch.channels_last)
-        pooled, places = (one.contiguous() for one in torch.ops.aten.max_pool2d_with_indices(last, *window))
+        pooled, places = torch.ops.aten.max_pool2d_with_indices(last, *window)
         ctx.save_for_backward(maps, places)
         ctx.window = window
-        return pooled
+        return pooled.contiguous()
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         maps, places = ctx.saved_tensors
-        grad = torch.ops.aten.max_pool2d_with_indices_backward(grads[0].contiguous(), maps, *ctx.window, places)
+        grad = torch.ops.aten.max_pool2d_with_indices_backward(grads[0], maps, *ctx.window, places)
         return grad, *[None] * len(ctx.window)
