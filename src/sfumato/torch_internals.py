@@ -100,7 +100,10 @@ def _has_slow_products() -> bool:
 def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """`torch.nn.functional.linear`, to rounding; no gradient passes. What is being compiled is left alone."""
     is_plain = type(input) is torch.Tensor and input.device.type == "cpu" and input.dtype == torch.float32
-    if is_plain and weight.ndim == 2 and _has_slow_products():
+    # What does not fit, PyTorch refuses in clearer words, or broadcasts.
+    fits = weight.dtype == input.dtype and weight.shape[1:] == input.shape[-1:]
+    fits = fits and (bias is None or bias.shape == weight.shape[:1])
+    if is_plain and fits and _has_slow_products():
         return torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
     return torch.nn.functional.linear(input, weight, bias)
 

@@ -155,6 +155,9 @@ def test_products_are_pytorchs_by_either_library(slow, has_bias, shape, monkeypa
     found, true = Linear.apply(images, weight, bias), layer(images)
     with torch.no_grad(), torch_internals.QuickProducts():
         assert torch.equal(layer(images), found)
+        assert F.linear(images, weight, torch.ones(1)).shape == found.shape
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            layer(images[..., 1:])
     torch.testing.assert_close(found, true, rtol=1e-5, atol=1e-5)
     for weights in torch.randn(*shape, 40), torch.ones(()).expand(*shape, 40):
         of_found, of_true = (torch.autograd.grad(one, images, weights, retain_graph=True)[0] for one in (found, true))
