@@ -171,13 +171,7 @@ class EngineCheck:
                     raise InputError(f"for one image the model gives {shapes[0]}, and no row of it. {ANY_NUMBER}")
                 targets = made_up_targets(_EXAMPLES, self.views, self.targets, outputs, seed)
                 self._refuse_loss(outputs, targets)
-                alone, grads = [], []
-                for i in range(_EXAMPLES):
-                    mean: dict[str, torch.Tensor] = {}
-                    for j in range(self.views):
-                        place = slice(j, j + 1)
-                        alone.append(self._single(images[i, place], targets, seeds[i : i + 1, place], i, mean))
-                    grads.append(mean)
+                alone, grads = self._singles(images, targets, seeds)
                 missing = set.intersection(*(single.missing for single in alone))
                 for view in made_up_images(_MORE_IMAGES, 1, row, seed + 1, only_pixels=True) if missing else ():
                     missing &= self._single(view, targets, seeds[:1, :1], 0, {}).missing
@@ -272,17 +266,22 @@ class EngineCheck:
 
     def _rounded(self, expected: Expected, precision: str) -> list[dict[str, torch.Tensor]]:
         """What plain autograd on single images gives in the run's own precision."""
-        grads: list[dict[str, torch.Tensor]] = []
         seeds = draw_seeds(b"made up", torch.arange(_EXAMPLES, device=self.row.device), self.views)
         low = torch.autocast(self.row.device.type, torch.bfloat16, enabled=precision == "bf16")
         with self._values(expected, in_run=True), torch.enable_grad(), convolutions(precision), low:
-            for i in range(_EXAMPLES):
-                grads.append({})
-                for j in range(self.views):
-                    place = slice(j, j + 1)
-                    view = expected.batch.inputs[i, place].to(self.row.dtype)
-                    self._single(view, expected.batch.targets, seeds[i : i + 1, place], i, grads[i])
-        return grads
+            return self._singles(expected.batch.inputs.to(self.row.dtype), expected.batch.targets, seeds)[1]
+
+    def _singles(
+        self, images: torch.Tensor, targets: tuple[torch.Tensor, ...], seeds: torch.Tensor
+    ) -> tuple[list[_Single], list[dict[str, torch.Tensor]]]:
+        """Every view of every example by itself, and each example's gradient."""
+        alone, grads = [], []
+        for i in range(_EXAMPLES):
+            grads.append(dict[str, torch.Tensor]())
+            for j in range(self.views):
+                place = slice(j, j + 1)
+                alone.append(self._single(images[i, place], targets, seeds[i : i + 1, place], i, grads[i]))
+        return alone, grads
 
     @contextmanager
     def _values(self, expected: Expected, in_run: bool = False) -> Iterator[None]:

@@ -114,13 +114,3 @@ def random_state_kept(on: torch.Tensor) -> Iterator[None]:
     """Leaves the global random state, of the CPU and of a tensor's device, as it was."""
     with torch.random.fork_rng(devices=[on.device] if on.is_cuda else []):
         yield
-
-
-def seed_generators(seed: int, on: torch.Tensor) -> None:
-    """`torch.manual_seed`, of the CPU alone for a tensor there: for each kind of device that a machine lacks that notes
-    where it was called, which takes longer than a small network's forward pass.
-    """
-    if on.device.type == "cpu":
-        torch.default_generator.manual_seed(seed)
-    else:
-        torch.manual_seed(seed)
