@@ -34,8 +34,7 @@ def sums(model, parameters, images, labels, is_real, clipping_norm):
     return stacked.clipped_sum(parameters, columns, labels, is_real, clipping_norm=clipping_norm)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("clipping_norm", [0.1, 2.0, 100.0])
+@pytest.mark.parametrize(("name", "clipping_norm"), [("LeNet", 0.1), ("LeNet", 100.0), ("TanhCNN", 2.0)])
 def test_each_model_has_the_sum_that_it_has_alone(name, clipping_norm):
     model, parameters, images, labels, is_real = problem(name)
     found = sums(model, parameters, images, labels, is_real, clipping_norm)
@@ -45,7 +44,7 @@ def test_each_model_has_the_sum_that_it_has_alone(name, clipping_norm):
             {key: value[number] for key, value in parameters.items()},
             model,
             cross_entropy,
-            images[number],
+            images[number, :, None],
             (labels[number],),
             is_real[number],
             clipping_norm=clipping_norm,
@@ -100,16 +99,15 @@ def test_columns_are_unfolds(kernel, padding, stride):
     assert torch.equal(found[1], true[1])
 
 
-@pytest.mark.parametrize("levels", [None, 1])
-@pytest.mark.parametrize("shape", [(3, 2, 8, 8), (3, 2, 7, 5), (2, 1, 2, 3)])
 @pytest.mark.parametrize(
-    "layer",
+    ("layer", "shape", "levels"),
     [
-        nn.MaxPool2d(2),
-        nn.MaxPool2d((2, 2), stride=(2, 2)),
-        nn.MaxPool2d(2, stride=1),
-        nn.MaxPool2d(2, padding=1),
-        nn.MaxPool2d(2, ceil_mode=True),
+        (nn.MaxPool2d(2), (3, 2, 8, 8), None),
+        (nn.MaxPool2d(2), (3, 2, 7, 5), 1),
+        (nn.MaxPool2d(2), (2, 1, 2, 3), 1),
+        (nn.MaxPool2d(2, stride=1), (3, 2, 7, 5), 1),
+        (nn.MaxPool2d(2, padding=1), (3, 2, 7, 5), 1),
+        (nn.MaxPool2d(2, ceil_mode=True), (3, 2, 7, 5), 1),
     ],
     ids=str,
 )

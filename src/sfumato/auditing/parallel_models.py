@@ -177,11 +177,11 @@ class Models:
         ]
         labels = self._labels[on_device(rows, self._device)]  # (M, b)
         inputs = torch.stack(made).to(self._dtype)  # (M, b, K, C, H, W)
-        norm, augmult = self.step.grad_fn.clipping_norm, self.views.augmult
+        norm = self.step.grad_fn.clipping_norm
 
         def of_model(parameters: Tensors, inputs: torch.Tensor, *own: torch.Tensor) -> Tensors:
             given = parameters, self._network, cross_entropy, inputs, own[:1], own[1]
-            return clipped_sum(*given, clipping_norm=norm, augmult=augmult)
+            return clipped_sum(*given, clipping_norm=norm)
 
         return torch.func.vmap(of_model)(parameters, inputs, labels, is_real)
 

@@ -50,28 +50,26 @@ def clipped_sum(
     parameters: Mapping[str, torch.Tensor],
     model: nn.Module,
     loss_fn: Loss,
-    inputs: torch.Tensor,
+    views: torch.Tensor,
     targets: Sequence[torch.Tensor],
     is_real: torch.Tensor,
     *,
     clipping_norm: float,
-    augmult: int = 0,
-    rescale_to_unit_norm: bool = True,
 ) -> dict[str, torch.Tensor]:
-    r"""The sum of clipped per-example gradients at ``parameters``, as `clipped_grad` defines it.
+    r"""The sum of clipped per-example gradients at ``parameters``, as `clipped_grad` defines it, divided by C.
 
     A function of its arguments alone: it reads no parameter of the model, keeps nothing, and takes no
     branch on a value. So `torch.func.vmap` over stacked parameters computes many models at once.
 
-    Guarantee: putting one example in or leaving it out moves the sum by at most the sensitivity (1, or C
-    without rescaling) in L2 norm, up to float rounding, *if* no row of the model's output depends on
+    Guarantee: putting one example in or leaving it out moves the sum by at most 1 in L2 norm, up to
+    float rounding, *if* no row of the model's output depends on
     another image. `clipped_grad` holds model and loss to that; this function does not, so `prepare` a
     `GradFn` of the same model first. An example that is no real one, or whose loss or gradient norm is
     not finite, contributes exactly zero.
 
     Example:
         >>> model = torch.nn.Linear(2, 1, bias=False)  # output w.x: its gradient is x
-        >>> x, real = torch.tensor([[3.0, 4.0], [0.3, 0.4]]), torch.tensor([True, True])
+        >>> x, real = torch.tensor([[[3.0, 4.0]], [[0.3, 0.4]]]), torch.tensor([True, True])
         >>> def of_one(weight):
         ...     return clipped_sum({"weight": weight}, model, lambda out: out[:, 0], x, (), real, clipping_norm=1.0)
         >>> torch.func.vmap(of_one)(torch.zeros(1000, 1, 2))["weight"].shape
@@ -82,20 +80,17 @@ def clipped_sum(
         model: Gives the formula, its buffers, and the parameters that are not named. It draws no random
             numbers.
         loss_fn: As in `clipped_grad`: of one row.
-        inputs: (B, ...), or (B, K, ...) where ``augmult`` = K >= 1.
+        views: (B, K, ...); losses of an example's K views are averaged.
         targets: Each (B, ...): one for each example.
         is_real: (B,) booleans; False for padding.
         clipping_norm: C > 0.
-        augmult: K, views per example, whose losses are averaged; 0: inputs are as they are.
-        rescale_to_unit_norm: Divide the sum by C.
 
     Returns:
         Name -> the sum, of the parameter's shape and type.
     """
-    views = inputs if augmult else inputs.unsqueeze(1)  # (B, K, ...)
     shape = views.shape[:2]
     of_views = tuple(target.unsqueeze(1).expand(*shape, *target.shape[1:]) for target in targets)
     batch = Batch(views, of_views, views.new_full(shape, 1 / shape[1]), is_real)
     gradients, losses = _per_example(dict(parameters), model, loss_fn, batch)
-    sums, _ = clipped_rows(gradients, losses, is_real, Clip(clipping_norm, rescale_to_unit_norm))
+    sums, _ = clipped_rows(gradients, losses, is_real, Clip(clipping_norm, rescale=True))
     return {name: total.to(parameters[name].dtype) for name, total in sums.items()}

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sfumato.clipping.clip import Clip, global_norms
+from sfumato.clipping.graph.rules.convolution import windows
 
 # Of each layer with parameters: its number, its input, its output.
 _Site = tuple[int, torch.Tensor, torch.Tensor]
@@ -169,14 +170,8 @@ class _Columns(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, images: torch.Tensor, kernel: Any, padding: Any, stride: Any) -> torch.Tensor:
         ctx.of = images.shape[2:], kernel, padding, stride
-        padded = F.pad(images, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else images
-        number, channels, *sizes = padded.shape
-        counts = [(size - k) // s + 1 for size, k, s in zip(sizes, kernel, stride, strict=True)]
-        reached = [(count - 1) * s + 1 for count, s in zip(counts, stride, strict=True)]
-        # (N, C, k, k', h, w): for each place in the kernel, all pixels that it meets.
-        met = padded.unfold(2, reached[0], 1).unfold(3, reached[1], 1)[:, :, : kernel[0], : kernel[1]]
-        met = met[..., :: stride[0], :: stride[1]]
-        return met.reshape(number, channels * kernel[0] * kernel[1], counts[0] * counts[1])
+        seen = windows(images[:, None], kernel, stride, padding, [1, 1])[:, 0]  # (N, C, h, w, k, k')
+        return seen.permute(0, 1, 4, 5, 2, 3).flatten(4).flatten(1, 3)  # copied a row of pixels at a time
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
