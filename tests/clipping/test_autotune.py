@@ -47,8 +47,8 @@ def record_of(kind="strided", views=3):
 WARM = {"loop": 8.0, "grouped": 1.0, "unfold": 2.0}
 
 
-@pytest.mark.parametrize("cold", [0.0, 1.0, 10.0, 1e6])
-@pytest.mark.parametrize("order", [list(WARM), list(WARM)[::-1], ["grouped", "unfold", "loop"]])
+@pytest.mark.parametrize("cold", [0.0, 10.0, 1e6])
+@pytest.mark.parametrize("order", [list(WARM), list(WARM)[::-1]])
 def test_what_first_calls_cost_decides_nothing(cold, order, monkeypatch):
     clock = Clock(
         monkeypatch, {name: (cold * (2 - number) + warm, warm) for number, (name, warm) in enumerate(WARM.items())}

@@ -97,7 +97,7 @@ def test_a_value_that_is_not_finite_makes_the_norm_so():
     assert row_norms(rows).isfinite().tolist() == [False, False, True]
 
 
-@pytest.mark.parametrize("length", [513, 576, 577, 1152, 4097, 147_456, 2_400_001])
+@pytest.mark.parametrize("length", [513, 577, 1152, 147_456, 2_400_001])
 def test_the_norm_of_a_long_row_is_as_exact_as_that_of_a_short_one(length):
     rows = torch.stack([torch.full((length,), 0.3), torch.randn(length, generator=torch.Generator().manual_seed(0))])
     torch.testing.assert_close(row_norms(rows).double(), rows.double().norm(dim=1), rtol=1e-6, atol=0)

@@ -55,8 +55,10 @@ def test_every_clipped_gradient_has_the_norm_that_it_is_said_to_have(conv, metho
     assert methods.items() <= grad_fn.methods.items()
 
 
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-@pytest.mark.parametrize(("conv", "method"), CASES)
+@pytest.mark.parametrize(
+    ("conv", "method", "precision"),
+    [(*case, "bf16") for case in CASES] + [(*case, "float32") for case in CASES if "ghost" in case[1]],
+)
 def test_no_input_makes_one_example_count_for_more_than_one(conv, method, precision):
     """One dominating channel, one dominating pixel, nearly equal pixels, huge and tiny values; clipped just below and
     just above its norm.
