@@ -240,14 +240,8 @@ class EngineCheck:
                 alone = engine.clipped_sum(coefficient, evaluated, few)
             factors = coefficient(out.grad_norms).double()
             of_each = [sum(factors[i :: len(usable)]) for i in range(len(usable))]
-
-            def true(name: str, grads: Any = expected.grads, of_each: Any = of_each, usable: Any = usable) -> Any:
-                return sum(factor * grads[i][name] for factor, i in zip(of_each, usable, strict=True))
-
-            gap, norm = (
-                _norm(total - true(name) for name, total in out.grad_sum.items()),
-                _norm(map(true, out.grad_sum)),
-            )
+            true = _weighted_sum(expected.grads, of_each, usable)
+            gap, norm = _norm(total - true[name] for name, total in out.grad_sum.items()), _norm(true.values())
             error = float((gap / norm.clamp(min=_SHORTEST)).nan_to_num(torch.inf))
             own = coefficient(alone.grad_norms[:1]).double() * alone.grad_norms[0]
             longer = float((_norm(alone.grad_sum.values()) / own.clamp(min=_SHORTEST) - 1).nan_to_num(torch.inf))
@@ -255,8 +249,8 @@ class EngineCheck:
             if longer <= _NORM and error <= _SUM["bf16" if is_low else precision]:
                 return
             if longer <= _NORM:  # a deep network of ReLUs rounds more: as much as plain autograd then
-                plain = self._rounded(expected, precision)
-                rounded = _norm(true(name, grads=plain) - true(name) for name in out.grad_sum)
+                plain = _weighted_sum(self._rounded(expected, precision), of_each, usable)
+                rounded = _norm(plain[name] - total for name, total in true.items())
                 if error <= min(_PLAIN * float(rounded / norm.clamp(min=_SHORTEST)), _MOST):
                     return
         what = f"the sum differs from that in float64 by {error:.2g} of it"
@@ -306,11 +300,8 @@ class EngineCheck:
         # Every example counts alike, but those that a loss far from its kink leaves nothing but rounding of.
         floor = max(_SHORTEST, 1e-7 * float(expected.norms[expected.usable].max()))
         out = engine.clipped_sum(lambda norms: 1 / norms.clamp(min=floor), evaluated, batch)
-        factors = 1 / norms.clamp(min=floor)
-        gaps = (
-            total.double() - sum(factor * expected.grads[i][name] for factor, i in zip(factors, examples, strict=True))
-            for name, total in out.grad_sum.items()
-        )
+        true = _weighted_sum(expected.grads, 1 / norms.clamp(min=floor), examples)
+        gaps = (total.double() - true[name] for name, total in out.grad_sum.items())
         longer = (out.grad_norms.double() - norms) / norms.clamp(min=floor)
         if not expected.exact:  # a norm in float32 takes in what rounding may hide
             longer = torch.where(longer > 0, longer / 1000, longer)
@@ -401,6 +392,12 @@ class EngineCheck:
             f"{where} changes '{name.rpartition('.')[2]}' during a forward pass, so statistics of private images would "
             "be kept without noise. Turn that off (for example track_running_stats=False), or set it before training."
         )
+
+
+def _weighted_sum(grads: list[dict[str, torch.Tensor]], factors: Any, examples: list[int]) -> dict[str, torch.Tensor]:
+    """Of these examples' gradients, each times its factor."""
+    pairs = list(zip(factors, examples, strict=True))
+    return {name: sum(factor * grads[i][name] for factor, i in pairs) for name in grads[0]}
 
 
 def _norm(values: Any) -> torch.Tensor:

@@ -56,16 +56,15 @@ def clipped_sum(
     *,
     clipping_norm: float,
 ) -> dict[str, torch.Tensor]:
-    r"""The sum of clipped per-example gradients at ``parameters``, as `clipped_grad` defines it, divided by C.
+    r"""The sum of clipped per-example gradients at ``parameters``, as `clipped_grad` divides it by C.
 
     A function of its arguments alone: it reads no parameter of the model, keeps nothing, and takes no
     branch on a value. So `torch.func.vmap` over stacked parameters computes many models at once.
 
     Guarantee: putting one example in or leaving it out moves the sum by at most 1 in L2 norm, up to
-    float rounding, *if* no row of the model's output depends on
-    another image. `clipped_grad` holds model and loss to that; this function does not, so `prepare` a
-    `GradFn` of the same model first. An example that is no real one, or whose loss or gradient norm is
-    not finite, contributes exactly zero.
+    float rounding, *if* no row of the model's output depends on another image. `clipped_grad` holds
+    model and loss to that; this function does not, so `prepare` a `GradFn` of the same model first. An
+    example that is no real one, or whose loss or gradient norm is not finite, contributes exactly zero.
 
     Example:
         >>> model = torch.nn.Linear(2, 1, bias=False)  # output w.x: its gradient is x

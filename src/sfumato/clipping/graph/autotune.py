@@ -27,14 +27,15 @@ TRIAL_SECONDS = 0.1
 _PRICES = {name: 1.0 if name in GHOSTS else 1.3 for name in METHODS} | {"grouped": 1.4}
 
 
-def fastest(names: list[str], record: SiteRecord, argument: str, weights: Weights, weight: str) -> str:
+def fastest(names: list[str], record: SiteRecord, argument: str, weights: Weights) -> str:
     """Times the methods on these very tensors: gradients, norms and weighted sum together."""
+    direction = weights.directions.get(record.site.weight_of[argument])
     coefficients = torch.ones(record.examples, device=record.grad.device)
 
     def call(name: str) -> None:
         per_example = METHODS[name](record, argument)
-        if weight in weights.directions:
-            per_example.moments(weights.directions[weight])  # type: ignore[attr-defined]
+        if direction is not None:
+            per_example.moments(direction)  # type: ignore[attr-defined]
         else:
             per_example.square_norms()
         per_example.weighted_sum(coefficients)

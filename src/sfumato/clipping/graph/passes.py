@@ -94,7 +94,7 @@ class Passes:
             if self.methods.get(key) not in names:
                 names = worth_trying(names, record, argument)
                 is_open = measures and len(names) > 1
-                self.methods[key] = fastest(names, record, argument, weights, weight) if is_open else names[0]
+                self.methods[key] = fastest(names, record, argument, weights) if is_open else names[0]
             self.settled.add(key)
         return self.methods[key]
 
