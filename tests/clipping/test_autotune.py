@@ -75,7 +75,7 @@ def test_a_method_that_memory_does_not_hold_is_left_out_unless_it_is_the_only_on
 
 def chosen(names):
     weights = types.SimpleNamespace(directions={}, values={})
-    return autotune.fastest(names, record_of()[0], "weight", weights, "weight")
+    return autotune.fastest(names, record_of()[0], "weight", weights)
 
 
 def on_a_gpu(record):

@@ -124,11 +124,12 @@ def convolution(name, memory_format, dtype=torch.float64):
     return operation, args
 
 
-# The order of images in memory, views, whether gradients lie in one piece, and the type; float32 on three kinds.
+# The order of images in memory, views, whether gradients lie in one piece, and the type; the harder way on all kinds.
 _PLAIN = (torch.contiguous_format, 1, False, torch.float64)
 _OTHER = (torch.channels_last, 3, True, torch.float64)
 _COARSE = (torch.channels_last, 1, False, torch.float32)
-KINDS = [(name, *kind) for name in CONVOLUTIONS for kind in (_PLAIN, _OTHER)]
+KINDS = [(name, *_OTHER) for name in CONVOLUTIONS]
+KINDS += [(name, *_PLAIN) for name in ("plain", "strided", "patches", "grouped")]
 KINDS += [(name, *_COARSE) for name in ("plain", "dilated", "grouped")]
 
 
@@ -163,8 +164,7 @@ def test_memory_that_was_not_written_is_not_read(name):
         torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("examples_at_once", [1, 3])
-@pytest.mark.parametrize("name", ["uneven", "dilated", "taps_beyond_the_image"])
+@pytest.mark.parametrize(("name", "examples_at_once"), [("uneven", 3), ("dilated", 1), ("taps_beyond_the_image", 3)])
 def test_patches_of_a_few_examples_at_a_time(name, examples_at_once, monkeypatch):
     """The last part may be smaller."""
     operation, args = convolution(name, torch.channels_last)
@@ -174,8 +174,7 @@ def test_patches_of_a_few_examples_at_a_time(name, examples_at_once, monkeypatch
     assert_contribution(METHODS["unfold"](record, "weight"), true)
 
 
-@pytest.mark.parametrize("per_block", [1, 3])
-@pytest.mark.parametrize("name", ["plain", "strided", "depthwise"])
+@pytest.mark.parametrize(("name", "per_block"), [("plain", 1), ("strided", 3), ("depthwise", 3)])
 def test_large_written_out_gradients_lie_in_blocks(name, per_block, monkeypatch):
     """Four of one example each, or one of three and one of one: nothing but memory shows it."""
     operation, args = convolution(name, torch.contiguous_format)
@@ -260,8 +259,7 @@ def test_the_share_along_a_weight_is_uncertain_where_a_bias_hides_it():
     assert (moments.of_along > 1e-6 * record.grad.flatten(2).norm(dim=2)).all()
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["output", "no output"])
-@pytest.mark.parametrize("method", ["conv_ghost", "loop", "grouped", "unfold"])
+@pytest.mark.parametrize(("method", "kept"), [("conv_ghost", True), ("conv_ghost", False), ("loop", False)])
 def test_what_is_known_of_channels_is_as_wrong_as_is_said_at_most(method, kept):
     """Of images of one grey level each, and weights that are all alike: every rounding goes the same way."""
     generator = torch.Generator().manual_seed(2)
@@ -341,9 +339,8 @@ def test_every_method_for_linear_layers(positions, features, views):
 @pytest.mark.parametrize(
     ("memory_format", "views"), [(torch.contiguous_format, 1), (torch.channels_last, 3)], ids=["contiguous", "last"]
 )
-@pytest.mark.parametrize("argument", ["weight", "bias"])
 @pytest.mark.parametrize("norm", ["group_norm", "layer_norm", "layer_norm_2d", "instance_norm", "rms_norm"])
-def test_scale_and_shift_of_norms(norm, argument, views, memory_format):
+def test_scale_and_shift_of_norms(norm, views, memory_format):
     generator = torch.Generator().manual_seed(2)
     rows = (2 + torch.randn(EXAMPLES * views, 4, 3, 5, generator=generator, dtype=torch.float64)).contiguous(
         memory_format=memory_format
@@ -360,35 +357,18 @@ def test_scale_and_shift_of_norms(norm, argument, views, memory_format):
         ),
         "rms_norm": (torch.ops.aten.rms_norm.default, [rows, [5], weight, 1e-5]),
     }[norm]
-    if norm == "rms_norm" and argument == "bias":
-        return
-    record, true = meet(operation, args, argument, views)
-    assert candidates(record, argument, EXAMPLES) == ["affine"]
-    for method in ("affine", "vmap"):
-        assert_contribution(METHODS[method](record, argument), true)
-    with_own = norm in ("group_norm", "layer_norm", "layer_norm_2d")
-    assert has_statistics(record.site, record.args) == with_own
-    assert not has_statistics(record.site, record.args | {"input": rows.bfloat16()})
-    if with_own:
-        output, with_them = with_statistics(record.site, record.args)
-        torch.testing.assert_close(output, operation(*args))
-        assert_contribution(METHODS["affine"](dataclasses.replace(record, args=with_them), argument), true)
-
-
-@pytest.mark.parametrize("fault", ["a view is dropped", "the stride is wrong", "examples are shifted"])
-def test_planted_faults_are_seen(fault):
-    operation, args = convolution("strided", torch.contiguous_format)
-    rows = torch.randn(EXAMPLES * 3, 4, 9, 7, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    record, true = meet(operation, args(rows), "weight", 3)
-    if fault == "a view is dropped":
-        record.grad[::3] = 0
-    elif fault == "the stride is wrong":
-        record.args["stride"] = [1, 2]
-    else:
-        record.grad.copy_(record.grad.roll(1, 0))
-    for method in ("loop", "unfold", "conv_ghost"):
-        with pytest.raises((AssertionError, RuntimeError, IndexError)):
-            assert_contribution(METHODS[method](record, "weight"), true)
+    for argument in ["weight"] if norm == "rms_norm" else ["weight", "bias"]:
+        record, true = meet(operation, args, argument, views)
+        assert candidates(record, argument, EXAMPLES) == ["affine"]
+        for method in ("affine", "vmap"):
+            assert_contribution(METHODS[method](record, argument), true)
+        with_own = norm in ("group_norm", "layer_norm", "layer_norm_2d")
+        assert has_statistics(record.site, record.args) == with_own
+        assert not has_statistics(record.site, record.args | {"input": rows.bfloat16()})
+        if with_own:
+            output, with_them = with_statistics(record.site, record.args)
+            torch.testing.assert_close(output, operation(*args))
+            assert_contribution(METHODS["affine"](dataclasses.replace(record, args=with_them), argument), true)
 
 
 @pytest.mark.parametrize(("outer", "inner"), [(1, 1), (1, 4), (3, 1), (3, 4)])

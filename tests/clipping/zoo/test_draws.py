@@ -135,9 +135,8 @@ ONES = torch.ones(64, 16, 16)
 INDEPENDENT = 5 / 128
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("rate", [0.1, 0.9])
-def test_dropout_keeps_its_rate(rate, engine):
+@pytest.mark.parametrize(("engine", "rate"), [("graph", 0.1), ("graph", 0.9), ("func", 0.1), ("reference", 0.9)])
+def test_dropout_keeps_its_rate(engine, rate):
     values = torch.cat([alone(nn.Dropout(rate), ONES, engine, number) for number in range(4)])
     kept = values != 0
     torch.testing.assert_close(values[kept], torch.full_like(values[kept], 1 / (1 - rate)))
