@@ -19,7 +19,8 @@ from tests.clipping.problems import FIXED, cross_entropy, distance, norm
 ORDERS = ("activation-norm", "norm-activation")
 NETWORKS = [("small_cnn", {"width": 4, "order": order}) for order in ORDERS] + [
     ("wide_resnet", {"depth": 10, "width": 1, "groups": 4, "order": order, "weight_standardization": standardized})
-    for order, standardized in zip(ORDERS, (True, False), strict=True)
+    for order in ORDERS
+    for standardized in (True, False)
 ]
 
 

@@ -94,7 +94,7 @@ ORDERED = ["group_norm", "instance_norm", "standardized", "max_pool"]
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize(
     ("name", "memory_format", "augmult"),
-    [(name, "channels_last", 3) for name in LAYERS] + [(name, "contiguous", 0) for name in ORDERED],
+    [(name, "channels_last", 3) for name in LAYERS] + [(name, "contiguous", 2) for name in ORDERED],
 )
 def test_layers(name, memory_format, augmult):
     """Where other engines were silently wrong."""
