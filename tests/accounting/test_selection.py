@@ -155,7 +155,7 @@ def test_probabilities_of_all_numbers_of_trials_sum_to_one_and_have_the_stated_m
         stats.poisson.logpmf(counts, mean)
         if math.isinf(shape)
         # Definition 1 without its constant, which the sum gives: at shape 0 Gamma(k) / k! = 1 / k
-        else counts * math.log1p(-selection.gamma) + special.gammaln(counts + shape) - special.gammaln(counts + 1)
+        else counts * math.log(-math.expm1(selection.log_gamma)) + special.gammaln(counts + shape) - special.gammaln(counts + 1)
     )
     below = np.cumsum(np.exp(log_p - special.logsumexp(log_p)))
     expected = counts[np.searchsorted(below, uniforms, side="right").clip(max=len(counts) - 1)]

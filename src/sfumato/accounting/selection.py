@@ -9,6 +9,7 @@ computed on public data, or is itself part of what the budget pays for.
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -80,11 +81,6 @@ class Selection:
         return -math.exp(brentq(excess, math.log(1e-30), math.log(-_LEAST_LOG_GAMMA), xtol=1e-13))
 
     @property
-    def gamma(self) -> float:
-        """The parameter itself, in (0, 1]."""
-        return math.exp(self.log_gamma)
-
-    @property
     def log_mean(self) -> float:
         """Log of the mean that the number of trials has; of what was asked for, up to rounding."""
         return math.log(self.mean) if math.isinf(self.shape) else _log_mean(self.log_gamma, self.shape)
@@ -143,6 +139,7 @@ def _log_relative(x: float) -> float:
 _ORDERS, _FINER, _TIMES = 200, 18, 3
 
 
+@functools.lru_cache(maxsize=4096)
 def epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection) -> float:
     r"""Epsilon of publishing the best of K runs of one mechanism, by RDP at real orders.
 
@@ -184,55 +181,44 @@ def epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection) ->
     if not math.isinf(selection.shape):
         price = max(price, -selection.log_gamma)
     logs = np.linspace(math.log(1e-3), math.log(rdp.largest_order(*sampled, price)), _ORDERS)
-    bounds = _Bounds(q, sigma, steps, delta, selection)
+
+    @functools.cache
+    def moment(order: float) -> float:
+        """(order - 1) times the Renyi divergence of a run."""
+        trained = steps * rdp.log_moment(q, sigma, order) if steps else 0.0
+        if selection.score_noise is None:
+            return trained
+        # An image is trained on or held out, never both; the score of the latter is a Gaussian mechanism of
+        # sensitivity 1.
+        return max(trained, (order - 1) * order / (2 * selection.score_noise**2))
+
     for _ in range(_TIMES):
-        finer = [np.linspace(logs[max(i - 1, 0)], logs[min(i + 1, len(logs) - 1)], _FINER) for i in bounds.best(logs)]
-        logs = np.unique(np.concatenate([logs, *finer]))
-    return max(0.0, float(bounds.epsilons(logs)[0].min()))
-
-
-class _Bounds:
-    """Epsilons of `epsilon_of_best` at orders, of which each is computed once."""
-
-    def __init__(self, q: float, sigma: float, steps: int, delta: float, selection: Selection) -> None:
-        self.numbers, self.steps, self.delta, self.selection = (q, sigma), steps, delta, selection
-        self._moments: dict[float, float] = {}
-
-    def best(self, logs: np.ndarray) -> set[int]:
-        """Where the orders are that epsilon is least at, and that the price of the others is least
-        at.
-        """
-        epsilons, helping = self.epsilons(logs)
+        epsilons, helping = _epsilons(logs, moment, delta, selection)
         best = int(epsilons.argmin())
-        return {best, int(helping[best])}
+        around = {best, int(helping[best])}  # what epsilon is least at, and what the price of the others is least at
+        finer = [np.linspace(logs[max(i - 1, 0)], logs[min(i + 1, len(logs) - 1)], _FINER) for i in around]
+        logs = np.unique(np.concatenate([logs, *finer]))
+    return max(0.0, float(_epsilons(logs, moment, delta, selection)[0].min()))
 
-    def epsilons(self, logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Epsilon at each log(order - 1), and for each which of the orders helps it: the hat lambda
-        of the others' price.
-        """
-        selection, orders = self.selection, 1 + np.exp(logs)
-        moments = np.array([self._moment(float(order)) for order in orders])  # (order - 1) times RDP
-        if math.isinf(selection.shape):
-            # Every order gives an upper bound on delta (Canonne, Kamath, Steinke 2020, Proposition
-            # 12).
-            log_deltas = moments + (orders - 1) * np.log1p(-1 / orders) - np.log(orders)
-            thresholds = np.log1p(1 / (orders - 1))
-            each = log_deltas[None] - (orders - 1)[None] * thresholds[:, None]
-            helping = each.argmin(1)
-            more = selection.mean * np.exp(np.minimum(0.0, each.min(1)))
-        else:
-            each = (moments - selection.log_gamma) / orders
-            helping = np.full(len(orders), each.argmin())
-            more = (1 + selection.shape) * min(-selection.log_gamma, each.min())
-        selected = moments / (orders - 1) + more + selection.log_mean / (orders - 1)
-        return selected + np.log1p(-1 / orders) - (math.log(self.delta) + np.log(orders)) / (orders - 1), helping
 
-    def _moment(self, order: float) -> float:
-        if order not in self._moments:
-            moment = self.steps * rdp.log_moment(*self.numbers, order) if self.steps else 0.0
-            if self.selection.score_noise is not None:
-                # An image is trained on or held out, never both; the score of the latter is a
-                # Gaussian mechanism of sensitivity 1.
-                moment = max(moment, (order - 1) * order / (2 * self.selection.score_noise**2))
-            self._moments[order] = moment
-        return self._moments[order]
+def _epsilons(
+    logs: np.ndarray, moment: Callable[[float], float], delta: float, selection: Selection
+) -> tuple[np.ndarray, np.ndarray]:
+    """Epsilon at each log(order - 1), and for each which of the orders helps it: the hat lambda of the others'
+    price.
+    """
+    orders = 1 + np.exp(logs)
+    moments = np.array([moment(order) for order in orders.tolist()])
+    if math.isinf(selection.shape):
+        # Every order gives an upper bound on delta (Canonne, Kamath, Steinke 2020, Proposition 12).
+        log_deltas = moments + (orders - 1) * np.log1p(-1 / orders) - np.log(orders)
+        thresholds = np.log1p(1 / (orders - 1))
+        each = log_deltas[None] - (orders - 1)[None] * thresholds[:, None]
+        helping = each.argmin(1)
+        more = selection.mean * np.exp(np.minimum(0.0, each.min(1)))
+    else:
+        each = (moments - selection.log_gamma) / orders
+        helping = np.full(len(orders), each.argmin())
+        more = (1 + selection.shape) * min(-selection.log_gamma, each.min())
+    selected = moments / (orders - 1) + more + selection.log_mean / (orders - 1)
+    return selected + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1), helping
