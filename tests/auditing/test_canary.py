@@ -39,7 +39,7 @@ def test_a_canary_that_takes_part_shows_where_it_is_drawn_and_one_that_does_not_
     """With next to no noise: 1 in a share q of the updates, 0 in all others, whatever the others do."""
     mechanism = SHORT.replace(noise_multiplier=1e-3, num_steps=50)
     took_part = np.arange(200) < 120
-    seen = canary.observe(canary.prepared_step(mechanism), took_part)
+    seen = canary.observe(mechanism, took_part)
     assert np.all(np.minimum(abs(seen), abs(seen - 1)) < 0.01)
     drawn = seen.round().astype(int)
     assert drawn[:, ~took_part].sum() == 0
@@ -49,7 +49,7 @@ def test_a_canary_that_takes_part_shows_where_it_is_drawn_and_one_that_does_not_
 
 
 def test_what_is_seen_has_the_noise_of_the_mechanism():
-    seen = canary.observe(canary.prepared_step(SHORT.replace(num_steps=20)), np.zeros(200, dtype=bool))
+    seen = canary.observe(SHORT.replace(num_steps=20), np.zeros(200, dtype=bool))
     assert seen.std() == pytest.approx(1.0, abs=5 / math.sqrt(2 * seen.size))
     assert abs(seen.mean()) < 5 / math.sqrt(seen.size)
 
@@ -101,15 +101,14 @@ def test_noise_that_is_the_same_in_two_updates_is_caught(monkeypatch):
     monkeypatch.setattr(step_module, "with_noise", again)
     mechanism = claimed(2.0)
     took_part = canary.coins(mechanism.num_examples)
-    seen = canary.observe(canary.prepared_step(mechanism), took_part)
+    seen = canary.observe(mechanism, took_part)
     assert judged(mechanism, seen.max(0) - seen.min(0), took_part).violated
 
 
 def test_two_runs_share_neither_coins_nor_noise():
     mechanism = SHORT.replace(num_steps=2)
-    step = canary.prepared_step(mechanism)
     nobody = np.zeros(200, dtype=bool)
-    one, other = canary.observe(step, nobody), canary.observe(step, nobody)
+    one, other = canary.observe(mechanism, nobody), canary.observe(mechanism, nobody)
     assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 5 / math.sqrt(400)
     first, second = canary.coins(1000), canary.coins(1000)
     assert abs(first.mean() - 0.5) < 0.1 and abs((first == second).mean() - 0.5) < 0.1
