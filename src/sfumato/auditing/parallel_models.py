@@ -112,9 +112,8 @@ class Models:
         """On z, of each model."""
         last = torch.tensor([len(self._images) - 1])
         count = len(next(iter(parameters.values())))
-        columns = self._stacked.columns(self._batch(last)).expand(count, 1, -1, -1)
-        labels = self._labels[-1:].expand(count, 1)
-        return self._stacked.losses(parameters, columns, labels)[:, 0].tolist()
+        images, labels = self._batch(last).expand(count, 1, -1, -1, -1), self._labels[-1:].expand(count, 1)
+        return self._stacked.losses(parameters, images, labels)[:, 0].tolist()
 
     def trained_losses(self, keys: Sequence[bytes], takes_part: Sequence[bool]) -> list[float]:
         """The loss on z of each model, trained: of any number of models, a few at a time."""
@@ -155,9 +154,9 @@ class Models:
     def _stacked_sum(
         self, parameters: Tensors, drawn: Sequence[Randomness], rows: torch.Tensor, is_real: torch.Tensor
     ) -> Tensors:
-        columns = self._stacked.columns(self._batch(rows)).unflatten(0, rows.shape)
-        labels, norm = self._labels[on_device(rows, self._device)], self.step.grad_fn.clipping_norm
-        return self._stacked.clipped_sum(parameters, columns, labels, is_real, clipping_norm=norm)
+        images, labels = self._batch(rows).unflatten(0, rows.shape), self._labels[on_device(rows, self._device)]
+        norm = self.step.grad_fn.clipping_norm
+        return self._stacked.clipped_sum(parameters, images, labels, is_real, clipping_norm=norm)
 
     def _views_sum(
         self, parameters: Tensors, drawn: Sequence[Randomness], rows: torch.Tensor, is_real: torch.Tensor
