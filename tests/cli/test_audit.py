@@ -121,7 +121,7 @@ def test_a_canary_audit_that_is_stopped_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("place", ["bounds.audit_scores", "page.write_page", "one_run.audit_one_run"])
+@pytest.mark.parametrize("place", ["bounds.audit_scores", "page.render", "one_run.audit_one_run"])
 def test_an_audit_that_is_stopped_while_it_works_or_draws_says_so(capsys, tmp_path, monkeypatch, table, place, sent):
     def stopped(*arguments, **options):
         os.kill(os.getpid(), sent)

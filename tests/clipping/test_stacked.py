@@ -29,9 +29,7 @@ def problem(name, dtype=torch.float64, models=3, examples=5):
 
 
 def sums(model, parameters, images, labels, is_real, clipping_norm):
-    stacked = Stacked(model)
-    columns = stacked.columns(images.flatten(0, 1)).unflatten(0, labels.shape)
-    return stacked.clipped_sum(parameters, columns, labels, is_real, clipping_norm=clipping_norm)
+    return Stacked(model).clipped_sum(parameters, images, labels, is_real, clipping_norm=clipping_norm)
 
 
 @pytest.mark.parametrize(("name", "clipping_norm"), [("LeNet", 0.1), ("LeNet", 100.0), ("TanhCNN", 2.0)])

@@ -33,10 +33,8 @@ def plan_of(privacy, num_examples=20_000, optimizer=None, **training):
 @pytest.mark.parametrize(
     ("given", "training", "solved"),
     [
-        ({}, {}, "privacy.noise_multiplier"),
         ({}, {"batch_size": 500, "num_steps": 200}, "privacy.noise_multiplier"),
         ({"noise_multiplier": 2.0}, {}, "training.num_steps"),
-        ({"noise_multiplier": 2.0}, {"batch_size": 500}, "training.num_steps"),
         ({"noise_multiplier": 2.0}, {"num_steps": 200}, "training.batch_size"),
     ],
 )
@@ -70,7 +68,6 @@ def test_steps_beyond_the_target_are_cut_and_said_and_others_stay():
         (0.11, "within a factor of ten of 1/N"),
         (1.0, "within a factor of ten of 1/N"),
         (1.01, "publishing one image at random"),
-        (10_000, "publishing one image at random"),
     ],
 )
 def test_a_delta_near_one_over_n_or_that_one_published_image_would_satisfy_is_warned_about(times_n, warning):
@@ -89,11 +86,8 @@ def test_few_images_are_warned_about(num_examples, warned):
     ("num_examples", "privacy", "training"),
     [
         (100, {"target_epsilon": 0.5}, {}),
-        (30, {"target_epsilon": 1.0}, {}),
-        (3_000, {"target_epsilon": 0.02}, {}),
         (20_000, {"target_epsilon": 0.003}, {}),
         (3_000, {"target_epsilon": 0.03}, {"batch_size": 16, "num_steps": 20}),
-        (5_000, {"noise_multiplier": 900.0}, {"batch_size": 256, "num_steps": 100}),
         (1_437, {"noise_multiplier": 4000.0}, {}),
         (3_000, {"noise_multiplier": 400.0, "target_epsilon": 0.02}, {"num_steps": 50}),
         (3_000, {"noise_multiplier": 400.0, "target_epsilon": 0.02}, {"batch_size": 64}),
@@ -114,7 +108,7 @@ def test_noise_that_drowns_the_signal_is_warned_about_with_numbers_that_help(num
     assert not any("are few" in warning for warning in plan.warnings)  # one of the two is said
 
 
-@pytest.mark.parametrize("num_examples, target", [(300, 0.1), (300, 1.0), (3_000, 1.0), (3_000, 3.0), (50_000, 3.0)])
+@pytest.mark.parametrize("num_examples, target", [(300, 0.1), (3_000, 1.0), (50_000, 3.0)])
 def test_a_tip_follows_from_public_numbers_and_reaches_no_further_than_what_was_measured(num_examples, target):
     """The table of docs/defaults.md has the signals; beyond them nothing is advised."""
     page = (Path(__file__).parents[2] / "docs/defaults.md").read_text()
@@ -138,9 +132,7 @@ def test_what_the_shipped_recipes_reach_is_not_called_drowned():
         assert not any("drowns" in warning for warning in resolve(recipe, facts).warnings)
 
 
-@pytest.mark.parametrize(
-    ("name", "rate", "warned"), [("adam", 0.1, True), ("adamw", 2.0, True), ("adam", 0.09, False), ("sgd", 2.0, False)]
-)
+@pytest.mark.parametrize(("name", "rate", "warned"), [("adam", 0.1, True), ("adamw", 0.09, False), ("sgd", 2.0, False)])
 def test_a_rate_for_sgd_is_warned_about_under_others(name, rate, warned):
     plan = plan_of(BUDGET, optimizer={"name": name, "learning_rate": rate}, batch_size=500, num_steps=10)
     assert any("is a rate for sgd" in warning for warning in plan.warnings) == warned

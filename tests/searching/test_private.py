@@ -187,7 +187,7 @@ def test_the_number_of_trials_follows_its_distribution(tmp_path):
     for attempt in range(searches):
         owner = tmp_path / str(attempt)
         counts[len(private._drawn(paid(3.0), SPACE, owner, "images")[1])] += 1
-    gamma = Selection(3.0, 0.0).gamma
+    gamma = math.exp(Selection(3.0, 0.0).log_gamma)
     one = (1 - gamma) / math.log(1 / gamma)
     assert abs(counts[1] / searches - one) < 4 * math.sqrt(one * (1 - one) / searches)
     assert max(counts) > 8  # never capped

@@ -15,6 +15,7 @@ from sfumato.accounting.selection import Selection, epsilon_of_best
 from sfumato.errors import InputError
 
 _NO_NOISE = "without noise, or with next to none, no finite epsilon is stated."
+_OF_THE_BEST = "epsilon covers that this run was selected from others; that is accounted for by RDP."
 _ONLY_PLD = (
     "no epsilon is known for a person with several images by RDP, or where a run is selected from others. "
     "Take --set privacy.accountant=pld and no privacy.selected_from, or --set privacy.unit=image."
@@ -76,10 +77,11 @@ def epsilon(
         return epsilon_together([mechanism] if isinstance(mechanism, Mechanism) else mechanism, delta, accountant)
     if not isinstance(mechanism, Mechanism):
         raise InputError("no epsilon is known for several runs, each selected from others: give one mechanism.")
-    _refuse_unknown(mechanism, delta)
+    refuse_unknown(mechanism, delta)
     if mechanism.most_images > 1:
         raise InputError(_ONLY_PLD)
-    return _epsilon_of_best(mechanism, delta, selection)
+    best = epsilon_of_best(mechanism, delta, selection)
+    return Spent(best, best, None, "rdp", _NO_NOISE if math.isinf(best) else _OF_THE_BEST)
 
 
 def epsilon_together(
@@ -120,7 +122,7 @@ def epsilon_together(
     """
     mechanisms = list(mechanisms)
     for mechanism in mechanisms:
-        _refuse_unknown(mechanism, delta)
+        refuse_unknown(mechanism, delta)
         if mechanism.most_images > 1 and accountant == "rdp":
             raise InputError(_ONLY_PLD)
     units = {(0 if parts_of_data else each.num_examples, each.images_per_unit) for each in mechanisms}
@@ -135,7 +137,8 @@ def epsilon_together(
     return _epsilon(tuple((*kind, num_steps) for kind, num_steps in sorted(steps.items())), images, delta, accountant)
 
 
-def _refuse_unknown(mechanism: Mechanism, delta: float) -> None:
+def refuse_unknown(mechanism: Mechanism, delta: float) -> None:
+    """Raises InputError where no epsilon is known at that delta."""
     if mechanism.sampling != "poisson":
         raise InputError(
             "no epsilon is known for shuffled batches: they can leak several times what Poisson "
@@ -168,13 +171,6 @@ def _epsilon(parts: tuple[Part, ...], images: int, delta: float, accountant: Acc
     return Spent(by_rdp, by_rdp, None, "rdp", note)
 
 
-@functools.lru_cache(maxsize=4096)
-def _epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection) -> Spent:
-    best = epsilon_of_best(mechanism, delta, selection)
-    covers = "epsilon covers that this run was selected from others; that is accounted for by RDP."
-    return Spent(best, best, None, "rdp", _NO_NOISE if math.isinf(best) else covers)
-
-
 class EpsilonCurve:
     """Epsilon after any number of steps.
 
@@ -191,7 +187,7 @@ class EpsilonCurve:
         last, seconds = mechanism.num_steps, _seconds(mechanism) if accountant == "pld" else 0.0
         is_slow = seconds > _POINT_SECONDS
         self._before: Accountant = "rdp" if is_slow and mechanism.most_images == 1 else accountant
-        self._points = list(range(last + 1))
+        self._points: Sequence[int] = range(last + 1)
         if is_slow and mechanism.most_images > 1:  # epsilon grows about as the root of the steps
             count = max(1, int(_POINTS_SECONDS / seconds))
             self._points = sorted({0, *(math.ceil(last * (i / count) ** 2) for i in range(1, count)), last})
@@ -205,9 +201,8 @@ class EpsilonCurve:
         read = self._points[bisect.bisect_left(self._points, step)]
         if read == last:
             return self.spent.epsilon
-        return min(
-            epsilon(self._mechanism.replace(num_steps=read), self._delta, self._before).epsilon, self.spent.epsilon
-        )
+        so_far = epsilon(self._mechanism.replace(num_steps=read), self._delta, self._before)
+        return min(so_far.epsilon, self.spent.epsilon)
 
 
 def _seconds(mechanism: Mechanism) -> float:

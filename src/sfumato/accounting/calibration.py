@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from sfumato.accounting import formats
-from sfumato.accounting.accountants import epsilon
+from sfumato.accounting.accountants import epsilon, refuse_unknown
 from sfumato.accounting.gaussian import mu_gaussian
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.accounting.selection import Selection
@@ -94,8 +94,7 @@ def solve(
         raise InputError("noise_multiplier 0 has no finite epsilon, so it cannot meet a target. Choose a positive one.")
     if not 0 < target_epsilon < math.inf:
         raise InputError(f"epsilon must be positive and finite, not {target_epsilon}. 1 is strong, 3 usual, 8 weak.")
-    if not 0 < delta < 1:
-        raise InputError(f"delta must lie between 0 and 1, not {delta}. A power of ten below 1/N is usual.")
+    refuse_unknown(mechanism, delta)
     candidates = _candidates(unknown, mechanism.num_examples)
 
     def at(n: int) -> Mechanism:

@@ -11,11 +11,9 @@ from sfumato.errors import InputError
 # exact.
 _LARGEST_MU = 1e8
 
-REACH = math.sqrt(2 * 96 * math.log(2))
-"""In standard deviations: Box-Muller's longest radius, from 95 random bits (11.5)."""
 DENSE_REACH = 10.6
-"""Up to here radii lie closer than a tenth of the grid of what is released, 2^-12; beyond, most results on the grid
-have no radius that leads to them.
+"""In standard deviations: up to here Box-Muller's radii, of 95 random bits, lie closer than a tenth of the grid of what
+is released, 2^-12; beyond, up to the longest one (11.5), most results on the grid have no radius that leads to them.
 """
 _MOST_PAIRS = 5e8
 """Of coordinates, two of which share a radius."""

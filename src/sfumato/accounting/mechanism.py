@@ -58,9 +58,10 @@ class Mechanism:
                 f"batch_size must be at most num_examples = {self.num_examples}, not {self.batch_size}: it is the "
                 "expected number of images drawn at each step. Choose a smaller batch."
             )
-        if not _is_noise(self.noise_multiplier):
+        noise: object = self.noise_multiplier
+        if not (isinstance(noise, numbers.Real) and 0 <= float(noise) < math.inf):
             raise InputError(
-                f"noise_multiplier must be finite and at least 0, not {self.noise_multiplier!s:.40}. "
+                f"noise_multiplier must be finite and at least 0, not {noise!s:.40}. "
                 "Choose a positive one, or give a target_epsilon."
             )
         if self.sampling not in ("poisson", "shuffled"):
@@ -89,7 +90,3 @@ class Mechanism:
     def replace(self, **changes) -> "Mechanism":
         """The same mechanism with some numbers changed."""
         return dataclasses.replace(self, **changes)
-
-
-def _is_noise(value: object) -> bool:
-    return isinstance(value, numbers.Real) and 0 <= float(value) < math.inf

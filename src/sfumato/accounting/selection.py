@@ -9,6 +9,7 @@ computed on public data, or is itself part of what the budget pays for.
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -23,10 +24,9 @@ class Selection:
     what their scores cost.
 
     Attributes:
-        mean: E[K], at least 1 (above 0 for Poisson).
+        mean: E[K], at least 1.
         shape: eta of the truncated negative binomial, above -1: 0 is the logarithmic, 1 the
-            geometric distribution; infinity is Poisson, the only one where K may be 0, and then
-            nothing is returned.
+            geometric distribution.
         score_noise: Standard deviation of the Gaussian noise that is added to how many private
             images, held out from training, a trial judges right: its score. None where scores look
             at public images alone.
@@ -40,20 +40,14 @@ class Selection:
     score_noise: float | None = None
 
     def __post_init__(self) -> None:
-        poisson = math.isinf(self.shape)
-        if not (math.isfinite(self.mean) and self.mean > 0 and (poisson or self.mean >= 1)):
+        if not (math.isfinite(self.mean) and self.mean >= 1):
             raise InputError(f"the mean number of trials must be finite and at least 1, not {self.mean}.")
-        if not self.shape > -1:
+        if not -1 < self.shape <= _LARGEST_SHAPE:
             raise InputError(
-                f"the shape of the number of trials must lie above -1, not {self.shape}. 0, 1 and "
-                "infinity (Poisson) are usual."
+                f"the shape of the number of trials must lie above -1 and be at most {_LARGEST_SHAPE:g}, not "
+                f"{self.shape:g}. 0 and 1 are usual."
             )
-        if not poisson and self.shape > _LARGEST_SHAPE:
-            raise InputError(
-                f"the shape of the number of trials must be at most {_LARGEST_SHAPE:g}, not "
-                f"{self.shape:g}. Infinity is Poisson."
-            )
-        if not poisson and _log_mean(_LEAST_LOG_GAMMA, self.shape) < math.log(self.mean):
+        if _log_mean(_LEAST_LOG_GAMMA, self.shape) < math.log(self.mean):
             raise InputError(
                 f"the number of trials cannot have mean {self.mean:g} and shape {self.shape:g}: "
                 "it would be 1 mostly, and now and then more than 1e15, which nobody can make. "
@@ -80,27 +74,21 @@ class Selection:
         return -math.exp(brentq(excess, math.log(1e-30), math.log(-_LEAST_LOG_GAMMA), xtol=1e-13))
 
     @property
-    def gamma(self) -> float:
-        """The parameter itself, in (0, 1]."""
-        return math.exp(self.log_gamma)
-
-    @property
     def log_mean(self) -> float:
         """Log of the mean that the number of trials has; of what was asked for, up to rounding."""
-        return math.log(self.mean) if math.isinf(self.shape) else _log_mean(self.log_gamma, self.shape)
+        return _log_mean(self.log_gamma, self.shape)
 
     def draw(self, uniform: float) -> int:
         """K at one uniform number in [0, 1), by inverting the distribution; never capped.
 
         The uniform number must come from a key that nobody else has.
         """
-        if math.isinf(self.shape):
-            count, log_probability = 0, -self.mean
-        else:  # P[K = 1] = eta (1 - gamma) / (gamma^-eta - 1)
-            count, log_probability = 1, _log_relative(self.log_gamma) - _log_relative(-self.shape * self.log_gamma)
+        # P[K = 1] = eta (1 - gamma) / (gamma^-eta - 1)
+        count, log_probability = 1, _log_relative(self.log_gamma) - _log_relative(-self.shape * self.log_gamma)
         below = math.exp(log_probability)
         while uniform >= below:
-            ratio = self._next_over(count)
+            # P[K = count + 1] / P[K = count]
+            ratio = -math.expm1(self.log_gamma) * (count + self.shape) / (count + 1)
             if ratio < 1 and log_probability < _NOTHING:  # far in the tail: what is left adds nothing
                 break
             log_probability += math.log(ratio)
@@ -108,14 +96,8 @@ class Selection:
             below += math.exp(log_probability)
         return count
 
-    def _next_over(self, count: int) -> float:
-        """P[K = count + 1] / P[K = count]."""
-        if math.isinf(self.shape):
-            return self.mean / (count + 1)
-        return -math.expm1(self.log_gamma) * (count + self.shape) / (count + 1)
 
-
-# Beyond, the negative binomial is Poisson's.
+# Beyond, the negative binomial is Poisson's, of which Theorem 6 would tell the price.
 _LARGEST_SHAPE = 1e6
 # Below it, a share of the mean comes from numbers of trials that nobody can make, nor a uniform
 # number of 53 bits draw.
@@ -143,6 +125,7 @@ def _log_relative(x: float) -> float:
 _ORDERS, _FINER, _TIMES = 200, 18, 3
 
 
+@functools.lru_cache(maxsize=4096)
 def epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection) -> float:
     r"""Epsilon of publishing the best of K runs of one mechanism, by RDP at real orders.
 
@@ -151,11 +134,7 @@ def epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection) ->
 
     .. math:: \varepsilon'(\lambda) = \varepsilon(\lambda)
         + (1 + \eta) \Big( (1 - \tfrac1{\hat\lambda}) \varepsilon(\hat\lambda)
-        + \frac{\ln(1/\gamma)}{\hat\lambda} \Big) + \frac{\ln E[K]}{\lambda - 1};
-
-    for Poisson (Theorem 6), with :math:`e^{\hat\varepsilon} = 1 + \frac1{\lambda - 1}` and
-    :math:`\hat\delta` what the runs cost at it, :math:`\varepsilon'(\lambda) = \varepsilon(\lambda)
-    + E[K]\, \hat\delta + \frac{\ln E[K]}{\lambda - 1}`.
+        + \frac{\ln(1/\gamma)}{\hat\lambda} \Big) + \frac{\ln E[K]}{\lambda - 1}.
 
     Guarantee: an upper bound for the published weights, which may depend on all the runs' scores; K
     itself, the other runs and the time that they took must stay secret.
@@ -180,59 +159,35 @@ def epsilon_of_best(mechanism: Mechanism, delta: float, selection: Selection) ->
     sampled = (q, sigma) if steps else (1.0, selection.score_noise or 0.0)
     # Every order gives an upper bound: they are tried evenly in log(order - 1), then more of them
     # around the best.
-    price = selection.log_mean - math.log(delta)
-    if not math.isinf(selection.shape):
-        price = max(price, -selection.log_gamma)
+    price = max(selection.log_mean - math.log(delta), -selection.log_gamma)
     logs = np.linspace(math.log(1e-3), math.log(rdp.largest_order(*sampled, price)), _ORDERS)
-    bounds = _Bounds(q, sigma, steps, delta, selection)
+
+    @functools.cache
+    def moment(order: float) -> float:
+        """(order - 1) times the Renyi divergence of a run."""
+        trained = steps * rdp.log_moment(q, sigma, order) if steps else 0.0
+        if selection.score_noise is None:
+            return trained
+        # An image is trained on or held out, never both; the score of the latter is a Gaussian mechanism of
+        # sensitivity 1.
+        return max(trained, (order - 1) * order / (2 * selection.score_noise**2))
+
     for _ in range(_TIMES):
-        finer = [np.linspace(logs[max(i - 1, 0)], logs[min(i + 1, len(logs) - 1)], _FINER) for i in bounds.best(logs)]
+        epsilons, helping = _epsilons(logs, moment, delta, selection)
+        around = {int(epsilons.argmin()), helping}
+        finer = [np.linspace(logs[max(i - 1, 0)], logs[min(i + 1, len(logs) - 1)], _FINER) for i in around]
         logs = np.unique(np.concatenate([logs, *finer]))
-    return max(0.0, float(bounds.epsilons(logs)[0].min()))
+    return max(0.0, float(_epsilons(logs, moment, delta, selection)[0].min()))
 
 
-class _Bounds:
-    """Epsilons of `epsilon_of_best` at orders, of which each is computed once."""
-
-    def __init__(self, q: float, sigma: float, steps: int, delta: float, selection: Selection) -> None:
-        self.numbers, self.steps, self.delta, self.selection = (q, sigma), steps, delta, selection
-        self._moments: dict[float, float] = {}
-
-    def best(self, logs: np.ndarray) -> set[int]:
-        """Where the orders are that epsilon is least at, and that the price of the others is least
-        at.
-        """
-        epsilons, helping = self.epsilons(logs)
-        best = int(epsilons.argmin())
-        return {best, int(helping[best])}
-
-    def epsilons(self, logs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Epsilon at each log(order - 1), and for each which of the orders helps it: the hat lambda
-        of the others' price.
-        """
-        selection, orders = self.selection, 1 + np.exp(logs)
-        moments = np.array([self._moment(float(order)) for order in orders])  # (order - 1) times RDP
-        if math.isinf(selection.shape):
-            # Every order gives an upper bound on delta (Canonne, Kamath, Steinke 2020, Proposition
-            # 12).
-            log_deltas = moments + (orders - 1) * np.log1p(-1 / orders) - np.log(orders)
-            thresholds = np.log1p(1 / (orders - 1))
-            each = log_deltas[None] - (orders - 1)[None] * thresholds[:, None]
-            helping = each.argmin(1)
-            more = selection.mean * np.exp(np.minimum(0.0, each.min(1)))
-        else:
-            each = (moments - selection.log_gamma) / orders
-            helping = np.full(len(orders), each.argmin())
-            more = (1 + selection.shape) * min(-selection.log_gamma, each.min())
-        selected = moments / (orders - 1) + more + selection.log_mean / (orders - 1)
-        return selected + np.log1p(-1 / orders) - (math.log(self.delta) + np.log(orders)) / (orders - 1), helping
-
-    def _moment(self, order: float) -> float:
-        if order not in self._moments:
-            moment = self.steps * rdp.log_moment(*self.numbers, order) if self.steps else 0.0
-            if self.selection.score_noise is not None:
-                # An image is trained on or held out, never both; the score of the latter is a
-                # Gaussian mechanism of sensitivity 1.
-                moment = max(moment, (order - 1) * order / (2 * self.selection.score_noise**2))
-            self._moments[order] = moment
-        return self._moments[order]
+def _epsilons(
+    logs: np.ndarray, moment: Callable[[float], float], delta: float, selection: Selection
+) -> tuple[np.ndarray, int]:
+    """Epsilon at each log(order - 1), and at which of them the price of the others is least: the hat lambda."""
+    orders = 1 + np.exp(logs)
+    moments = np.array([moment(order) for order in orders.tolist()])
+    each = (moments - selection.log_gamma) / orders
+    helping = int(each.argmin())
+    more = (1 + selection.shape) * min(-selection.log_gamma, each[helping])
+    selected = moments / (orders - 1) + more + selection.log_mean / (orders - 1)
+    return selected + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1), helping

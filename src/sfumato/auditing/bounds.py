@@ -15,6 +15,7 @@ from sfumato.accounting.attacker import true_positive_rates
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.auditing.arguments import require_levels
 from sfumato.auditing.rates import (
+    games_needed,
     gaussian_epsilon,
     gaussian_mu,
     log_ratio,
@@ -30,7 +31,6 @@ from sfumato.errors import InputError, refusing
 SHARE = 0.2
 """Of the games of each side, those that choose thresholds. No bound uses them."""
 _MOST_THRESHOLDS = 2000
-_MOST_A_SIDE = 10**15
 _LARGEST = 1e300
 _CAREFUL = 1e-3
 """Many thresholds show almost the same mu. Where few scores lie above, luck would decide, so that mu is
@@ -153,19 +153,13 @@ def _bound(
 
 def require_enough(num_members: int, num_non_members: int, confidence: float, delta: float) -> None:
     """Raises InputError where no attack could show anything; it says how many games could."""
-
-    def shows(members: int, non_members: int) -> bool:
-        used = members - _num_chosen(members), non_members - _num_chosen(non_members)
-        return min(used) >= 1 and perfect(*used, confidence, delta) > 0
-
-    if shows(num_members, num_non_members):
+    members, non_members = (count - _num_chosen(count) for count in (num_members, num_non_members))
+    if min(members, non_members) >= 1 and perfect(members, non_members, confidence, delta) > 0:
         return
-    needed = 2 * bisect.bisect_left(range(_MOST_A_SIDE + 1), True, lo=1, key=lambda side: shows(side, side))
-    remedy = (
-        f"Play at least {needed:,}, half of them with the example"
-        if needed <= 2 * _MOST_A_SIDE
-        else "No number of games is enough: take a smaller delta"
-    )
+    remedy = "No number of games is enough: take a smaller delta"
+    if needed := games_needed(0.0, confidence, delta, SHARE):
+        # Of five games a side, or more, no larger share than SHARE chooses.
+        remedy = f"Play at least {max(10, needed + needed % 2):,}, half of them with the example"
     raise InputError(
         f"{num_members:,} games with the example and {num_non_members:,} without are too few for confidence "
         f"{confidence:.12g} at delta {formats.delta_text(delta)}: an attack that is never wrong would show nothing. "

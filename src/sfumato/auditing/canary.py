@@ -119,11 +119,11 @@ def play(
     Returns:
         Scores and membership of every game, (num_runs x N,).
     """
-    step, started = prepared_step(mechanism), time.perf_counter()
+    started = time.perf_counter()
     scores, members = [], []
     for run in range(num_runs):
         took_part = coins(mechanism.num_examples)
-        scores.append(log_likelihood_ratio(observe(step, took_part), mechanism))
+        scores.append(log_likelihood_ratio(observe(mechanism, took_part), mechanism))
         members.append(took_part)
         seconds = time.perf_counter() - started
         if seconds / (run + 1) * num_runs > _LONG and run % max(1, num_runs // 10) == 0:
@@ -131,14 +131,9 @@ def play(
     return np.concatenate(scores), np.concatenate(members)
 
 
-def prepared_step(mechanism: Mechanism) -> PrivateStep:
-    """The product's step on a model that canaries are made for, its engine settled."""
-    return PrivateStep(_grad_fn(), mechanism, _VIEWS)
-
-
 @functools.cache
 def _grad_fn() -> GradFn:
-    """One for all audits of a process: it takes seconds to settle."""
+    """Of a model that canaries are made for; one for all audits of a process: it takes seconds to settle."""
     # A weight for each pixel, whose gradient is the image.
     model = nn.Sequential(nn.Flatten(), nn.Linear(_MOST_CANARIES, 1, bias=False))
     grad_fn = clipped_grad(model, _output, clipping_norm=_CLIPPING_NORM, microbatch_size=_MICROBATCH)
@@ -152,7 +147,7 @@ def coins(count: int) -> np.ndarray:
     return (words & np.uint64(1)).astype(bool)
 
 
-def observe(step: PrivateStep, took_part: np.ndarray) -> np.ndarray:
+def observe(mechanism: Mechanism, took_part: np.ndarray) -> np.ndarray:
     """One run: what the attacker sees of each canary at each update.
 
     Args:
@@ -161,7 +156,7 @@ def observe(step: PrivateStep, took_part: np.ndarray) -> np.ndarray:
     Returns:
         (T, N): the canary's coordinate of the noisy sum, in units of the sensitivity.
     """
-    mechanism, data = step.mechanism, canaries(took_part)
+    step, data = PrivateStep(_grad_fn(), mechanism, _VIEWS), canaries(took_part)
     parameters = {"1.weight": torch.zeros(1, _MOST_CANARIES)}  # its gradient is the same at all weights
     seen = np.empty((mechanism.num_steps, mechanism.num_examples))
     draws = Draws(mechanism, _VIEWS, Streams())

@@ -3,7 +3,6 @@ beside the claim.
 """
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,11 @@ import numpy as np
 from sfumato.accounting.attacker import true_positive_rates
 from sfumato.accounting.formats import count, lower_epsilon_text
 from sfumato.accounting.mechanism import Mechanism
-from sfumato.auditing.bounds import as_numbers
+from sfumato.auditing.bounds import sides
 from sfumato.auditing.record import AuditResult, Bound, CanaryResult, MembershipResult
 from sfumato.reporting import html
 from sfumato.reporting.attack import histograms, rates_chart
 from sfumato.reporting.charts import Chart
-from sfumato.run_folder.files import write_atomically
 
 _MOST_POINTS = 400
 _BINS = 60
@@ -24,15 +22,6 @@ _TAIL = 0.001
 """Of the scores at either end, drawn in the last bin."""
 _LARGEST = 1e100
 """Scores beyond are infinite to the eye, and in no bar."""
-
-
-def write_page(path: Path, found: AuditResult, scores: Any, members: Any) -> None:
-    """Writes what `render` gives.
-
-    Raises:
-        MachineError: If it cannot be written; an older one is then intact.
-    """
-    write_atomically(path, render(found, scores, members).encode())
 
 
 def render(found: AuditResult, scores: Any, members: Any) -> str:
@@ -43,8 +32,7 @@ def render(found: AuditResult, scores: Any, members: Any) -> str:
         scores: (G,), of all its games.
         members: (G,), 1 or true where the example took part.
     """
-    values, coins = as_numbers(scores), as_numbers(members)
-    inside, outside = (np.sort(values[coins == took_part]) for took_part in (1, 0))
+    inside, outside = sides(scores, members)
     title = {"bounds": "Scores of an attack", "canary": "Canaries", "membership": "Membership"}[found.audit]
     longest = 1.05 * max(found.nominal_epsilon or 0.0, 1e-3, *(bound.epsilon or 0.0 for bound in found.bounds))
     return html.render(
@@ -114,9 +102,9 @@ def _scores(found: AuditResult, inside: np.ndarray, outside: np.ndarray) -> Char
     known = np.concatenate([without, with_it])
     low, high = np.quantile(known, [_TAIL, 1 - _TAIL]) if len(known) else (0.0, 1.0)
     edges = np.linspace(low, high if high - low > _BINS * np.finfo(float).tiny else low + 1, _BINS + 1)
-    sides = ("without the example", without), ("with it", with_it)
-    counted = [(name, np.histogram(side.clip(edges[0], edges[-1]), edges)[0]) for name, side in sides]
-    means = [f"{name.split()[0]} {side.mean():.4g}" for name, side in sides if len(side)]
+    named = ("without the example", without), ("with it", with_it)
+    counted = [(name, np.histogram(side.clip(edges[0], edges[-1]), edges)[0]) for name, side in named]
+    means = [f"{name.split()[0]} {side.mean():.4g}" for name, side in named if len(side)]
     described = f"{what}, mean {' and '.join(means)}."
     games = "Games", lambda count: f"{count:,.0f}"
     return histograms(edges, counted, games, what.lower(), "Both sides", described, "sides")

@@ -33,8 +33,6 @@ _EXAMPLES_AT_ONCE = {"cpu": 128, "cuda": 2**13}
 """Of all models that are computed together: more leave a core's cache and take longer each, or fill a GPU's memory."""
 _LEAST_MODELS = {"cpu": 1, "cuda": 512}
 """That are trained together; a GPU is at its best with many."""
-_COLUMNS_KEPT = 2000
-"""Of at most so many images what the first layer multiplies is kept: 78 KB each for LeNet."""
 
 
 class Stopped(Exception):
@@ -79,9 +77,6 @@ class Models:
         self._images = task.with_target(setting.target)
         self._labels = self._images.labels.to(device)
         self._stacked = Stacked(network)
-        self._columns = None
-        if not augmult and len(self._images) <= _COLUMNS_KEPT:
-            self._columns = self._stacked.columns(self._batch(torch.arange(len(self._images))))
 
     def train(self, keys: Sequence[bytes], takes_part: Sequence[bool]) -> Tensors:
         """Parameters after all updates: name -> (M, ...).
@@ -117,9 +112,8 @@ class Models:
         """On z, of each model."""
         last = torch.tensor([len(self._images) - 1])
         count = len(next(iter(parameters.values())))
-        columns = self._stacked.columns(self._batch(last)).expand(count, 1, -1, -1)
-        labels = self._labels[-1:].expand(count, 1)
-        return self._stacked.losses(parameters, columns, labels)[:, 0].tolist()
+        images, labels = self._batch(last).expand(count, 1, -1, -1, -1), self._labels[-1:].expand(count, 1)
+        return self._stacked.losses(parameters, images, labels)[:, 0].tolist()
 
     def trained_losses(self, keys: Sequence[bytes], takes_part: Sequence[bool]) -> list[float]:
         """The loss on z of each model, trained: of any number of models, a few at a time."""
@@ -160,13 +154,9 @@ class Models:
     def _stacked_sum(
         self, parameters: Tensors, drawn: Sequence[Randomness], rows: torch.Tensor, is_real: torch.Tensor
     ) -> Tensors:
-        if self._columns is None:
-            columns = self._stacked.columns(self._batch(rows))
-        else:
-            columns = self._columns.index_select(0, on_device(rows.flatten(), self._device))
-        labels, norm = self._labels[on_device(rows, self._device)], self.step.grad_fn.clipping_norm
-        columns = columns.unflatten(0, rows.shape)
-        return self._stacked.clipped_sum(parameters, columns, labels, is_real, clipping_norm=norm)
+        images, labels = self._batch(rows).unflatten(0, rows.shape), self._labels[on_device(rows, self._device)]
+        norm = self.step.grad_fn.clipping_norm
+        return self._stacked.clipped_sum(parameters, images, labels, is_real, clipping_norm=norm)
 
     def _views_sum(
         self, parameters: Tensors, drawn: Sequence[Randomness], rows: torch.Tensor, is_real: torch.Tensor

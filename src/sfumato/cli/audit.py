@@ -140,9 +140,10 @@ def _run(
         found = audit(report=output.note, keep=lambda *given: games.extend(given), **numbers)
         output.answer(found, json_, _show)
         if page is not None:
-            from sfumato.auditing.page import write_page
+            from sfumato.auditing.page import render
+            from sfumato.run_folder.files import write_atomically
 
-            write_page(page, found, *games)
+            write_atomically(page, render(found, *games).encode())
             output.note(f"page: {page}")
 
 

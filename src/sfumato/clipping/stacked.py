@@ -37,29 +37,23 @@ class Stacked:
         assert {type(layer) for layer in model} <= {nn.Conv2d, nn.Linear, nn.MaxPool2d, nn.Flatten, nn.ReLU, nn.Tanh}
         self._layers: list[Any] = list(model)
 
-    def columns(self, images: torch.Tensor) -> torch.Tensor:
-        """What the first layer multiplies of each image: (N, n, L) of (N, C, H, W). It belongs to the
-        images alone, so it is computed once for all steps.
-        """
-        return columns_of(self._layers[0], images)
-
     def losses(
-        self, parameters: Mapping[str, torch.Tensor], columns: torch.Tensor, labels: torch.Tensor
+        self, parameters: Mapping[str, torch.Tensor], images: torch.Tensor, labels: torch.Tensor
     ) -> torch.Tensor:
         """Cross-entropy of each model on each of its examples, (M, B).
 
         Args:
             parameters: Name -> (M, ...).
-            columns: (M, B, n, L).
+            images: (M, B, C, H, W).
             labels: (M, B).
         """
         with torch.no_grad():
-            return _cross_entropy(self._forward(parameters, columns)[0], labels)
+            return _cross_entropy(self._forward(parameters, images)[0], labels)
 
     def clipped_sum(
         self,
         parameters: Mapping[str, torch.Tensor],
-        columns: torch.Tensor,
+        images: torch.Tensor,
         labels: torch.Tensor,
         is_real: torch.Tensor,
         *,
@@ -73,7 +67,7 @@ class Stacked:
 
         Args:
             parameters: Name -> (M, ...), float32 or float64.
-            columns: (M, B, n, L), as `columns` makes them of the examples.
+            images: (M, B, C, H, W).
             labels: (M, B).
             is_real: (M, B); False for padding.
             clipping_norm: C.
@@ -82,7 +76,7 @@ class Stacked:
             Name -> (M, ...), of the parameters' shapes and types.
         """
         with torch.enable_grad():
-            outputs, sites = self._forward(parameters, columns)
+            outputs, sites = self._forward(parameters, images)
             losses = _cross_entropy(outputs, labels)
             grads = torch.autograd.grad(losses.sum(), [site_output for _, _, site_output in sites])
         with torch.no_grad():
@@ -90,10 +84,10 @@ class Stacked:
             return {name: sums[name].view_as(parameter) for name, parameter in parameters.items()}
 
     def _forward(
-        self, parameters: Mapping[str, torch.Tensor], columns: torch.Tensor
+        self, parameters: Mapping[str, torch.Tensor], images: torch.Tensor
     ) -> tuple[torch.Tensor, list[_Site]]:
         """(M, B, classes), and the sites."""
-        values, sites = columns, []
+        values, sites = images, []
         for number, layer in enumerate(self._layers):
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 weight, bias = parameters[f"{number}.weight"], parameters[f"{number}.bias"]
@@ -101,8 +95,7 @@ class Stacked:
                 if isinstance(layer, nn.Linear):
                     outputs = torch.baddbmm(bias.unsqueeze(1), inputs, weight.mT)
                 else:
-                    if number:
-                        inputs = columns_of(layer, values.flatten(0, 1)).unflatten(0, values.shape[:2])
+                    inputs = columns_of(layer, values.flatten(0, 1)).unflatten(0, values.shape[:2])
                     outputs = (weight.flatten(2).unsqueeze(1) @ inputs).add_(bias[:, None, :, None])  # (M, B, O, L)
                 if not outputs.requires_grad:
                     outputs.requires_grad_()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from sfumato.accounting import formats, gaussian
 from sfumato.accounting.accountants import epsilon
 from sfumato.accounting.mechanism import Accountant, Mechanism
-from sfumato.config import PrivacyConfig, Recipe
+from sfumato.config import Recipe
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
 from sfumato.planning.defaults import delta_default, fill_in
@@ -24,19 +24,14 @@ _WEAK = 20.0  # an epsilon beyond says nothing worth a warning's advice
 _MOST_IMAGES = 10**9  # nobody has more
 
 
-def counted(privacy: PrivacyConfig) -> str:
-    """What N counts, in words."""
-    return "people" if privacy.person_sampling == "persons" else "training images"
-
-
 def advice_of_signal(mechanism: Mechanism, asked: Recipe, facts: Facts) -> tuple[list[str], str | None]:
     """Warnings where noise leaves little to learn, with what would help; and that alone, in numbers that are tried, or
     by measured tables. None: nothing is known to.
     """
     privacy, n, signal = asked.privacy, mechanism.num_examples, _signal(mechanism)
     assert privacy is not None
-    needed, units = LEAST_SIGNAL * (facts.num_classes - 1), counted(privacy)
-    helps, text = [], None
+    needed, helps, text = LEAST_SIGNAL * (facts.num_classes - 1), [], None
+    units = "people" if privacy.person_sampling == "persons" else "training images"
     if signal >= needed and n >= FEW_IMAGES:
         helps = ["more images", "a larger epsilon"] if signal < MEASURED else []
     elif signal >= needed:
