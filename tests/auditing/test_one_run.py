@@ -223,7 +223,7 @@ def test_a_canary_that_takes_no_part_contributes_zero_and_one_that_does_its_clip
 
     def clipped_sum(took_part, indices):
         learner.initialise(np.zeros(1, np.uint64), took_part)
-        randomness = draw(plan.mechanism, indices, learner.views, streams.stream("views"), streams.stream("model"))
+        randomness = draw(indices, learner.views, streams.stream("views"), streams.stream("model"))
         return learner.collect(randomness)[0]
 
     own, count = np.arange(40), len(digits.train)

@@ -49,7 +49,7 @@ def test_what_a_model_draws_in_an_update_follows_from_the_update_s_key_however_i
         learner = Learner(plan, digits, torch.device("cpu"), trust=[__name__])
         learner.initialise(derived(bytes(32), "weights").uint64(1))
         view, model = derived(bytes(32), "views"), derived(bytes(32), model_key)
-        randomness = draw(plan.mechanism, np.arange(3, 40, 2), learner.views, view, model)
+        randomness = draw(np.arange(3, 40, 2), learner.views, view, model)
         return learner.collect(randomness)[0]
 
     whole = summed(32, "a key")

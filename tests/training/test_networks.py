@@ -106,10 +106,10 @@ def test_statistics_of_one_image_s_extremes_are_those_of_exact_arithmetic(norm, 
     kept = [(float(n), float(v)) for n, v in zip(norms, losses, strict=True) if math.isfinite(n) and math.isfinite(v)]
     count = len(kept)
     assert count == (4 if math.isfinite(norm) and math.isfinite(loss) else 2)
-    assert found.loss == pytest.approx(sum(v for _, v in kept) / count, rel=1e-12)
-    assert found.grad_norm == pytest.approx(math.sqrt(sum(n * n for n, _ in kept) / count), rel=1e-12)
-    assert found.clipped_fraction == (count - 1) / count
-    assert found.clipped_square == pytest.approx((0.25 + count - 1) / count, rel=1e-6)
+    assert found["loss"] == pytest.approx(sum(v for _, v in kept) / count, rel=1e-12)
+    assert found["grad_norm"] == pytest.approx(math.sqrt(sum(n * n for n, _ in kept) / count), rel=1e-12)
+    assert found["clipped_fraction"] == (count - 1) / count
+    assert found["clipped_square"] == pytest.approx((0.25 + count - 1) / count, rel=1e-6)
 
 
 def test_what_is_still_not_finite_is_none_and_read_again(tmp_path):

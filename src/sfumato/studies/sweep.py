@@ -44,7 +44,6 @@ from sfumato.studies.plan import Planned, PlannedCell, Run, SweepOptions, images
 from sfumato.studies.result import CellRun, Sweep
 from sfumato.studies.summary import summary, write_for_owner
 from sfumato.training.logs import Progress
-from sfumato.training.loop import Looks
 from sfumato.training.process import Interrupted, stop_on_sigterm
 from sfumato.training.trainer import Trainer
 
@@ -161,7 +160,7 @@ class Maker:
 
     def _make(self, run: Run, place: Path) -> None:
         """Trains a run, or goes on with it."""
-        cell, looks = self.planned.cell_of(run), Looks(frozenset(self.planned.steps_of(run)), training_images=True)
+        cell, looks = self.planned.cell_of(run), self.planned.steps_of(run)
         resume = place.is_dir() and any(place.iterdir())
         result = self.trainer_of(cell).run_plan(self.planned.plan_of(run), place, resume=resume, looks=looks)
         write_report(place)

@@ -62,6 +62,7 @@ class Learner:
         recorded: `speed` of another process, or of a run that goes on bit for bit; None: it is chosen.
 
     Attributes:
+        device: Where it computes.
         network: Model, and the part of it that trains.
         source: What updates draw from; from `initialise` on.
         update: How an update is computed: clipped, or ordinary.
@@ -87,7 +88,7 @@ class Learner:
     ) -> None:
         keep_freed_memory()
         self.world = world
-        self._plan, self._dataset, self._device, self._report = plan, dataset, device, report
+        self._plan, self._dataset, self.device, self._report = plan, dataset, device, report
         recipe = plan.recipe
         refuse_missing_tf32(recipe.training.precision, device)
         speed = _speed(plan, device, recorded)
@@ -194,7 +195,7 @@ class Learner:
         """Images as `network.trained` takes them."""
         if self.network.backbone is None:
             return images
-        found = features_of(self.network.backbone, images, self._device, self._report)
+        found = features_of(self.network.backbone, images, self.device, self._report)
         self.network.model.train()
         return found
 

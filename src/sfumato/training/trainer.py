@@ -44,25 +44,21 @@ from sfumato.training.world import world_here
 _EQUAL = "equal seeds give equal runs, which say nothing of the spread"
 
 
+@dataclasses.dataclass(frozen=True)
 class Trainer:
     """Trains recipes, one after another, on a data set that is loaded once.
 
-    Args:
+    Attributes:
         dataset: What the recipes name.
         device: "auto", "cpu", "cuda" ...
         trust: Modules that may be imported for a recipe's model, each by its full name.
         progress: Who watches, unless `run` is told otherwise.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        *,
-        device: str = "auto",
-        trust: Collection[str] = (),
-        progress: Progress = Progress(),  # noqa: B008  (immutable)
-    ) -> None:
-        self.dataset, self.device, self.trust, self.progress = dataset, device, trust, progress
+    dataset: Dataset
+    device: str = "auto"
+    trust: Collection[str] = ()
+    progress: Progress = Progress()
 
     def run(self, recipe: config.Recipe, folder: Path, **options: Any) -> Result:
         """Resolves a recipe and trains it in a folder. See `run_plan`."""
@@ -327,11 +323,11 @@ def expected_seconds(
     learner = Learner(plan, _random_images(facts), pick_device(device), trust=trust)
     learner.initialise(np.zeros(1, dtype=np.uint64))
     size = min(learner.microbatch_size * learner.num_workers, facts.num_examples)
-    mechanism, streams = plan.mechanism.replace(batch_size=size), Streams()
+    streams = Streams()
     sums, updates = [], []  # a sum takes as long as its batch is large, an update does not
     for step in (1, 2, 3):
         view, model = streams.stream("view"), streams.stream("model")
-        randomness = draw(mechanism, np.arange(size) % 8, learner.views, view, model)
+        randomness = draw(np.arange(size) % 8, learner.views, view, model)
         start = time.perf_counter()
         grad_sum, _ = learner.collect(randomness)
         sums.append(time.perf_counter() - start)
@@ -340,35 +336,32 @@ def expected_seconds(
     seconds = min(sums) / size * plan.mechanism.batch_size + min(updates)
     looks = math.ceil(plan.mechanism.num_steps / plan.evaluate_every)
     seconds_of_looks = looks * 2 * _seconds_of_predictions(learner) * num_held_out  # last and averaged weights
-    features = _seconds_of_features(learner, facts.num_examples + num_held_out)
+    features = _seconds_of_features(learner) * (facts.num_examples + num_held_out)
     return features + seconds * plan.mechanism.num_steps + seconds_of_looks
 
 
 @torch.inference_mode()
-def _seconds_of_features(learner: Learner, num_images: int) -> float:
-    """How long the features of so many images will take, from a batch of blank ones; 0 where none are computed."""
+def _seconds_of_features(learner: Learner) -> float:
+    """Of one image, from a batch of blank ones; 0 where none are computed."""
     network, times = learner.network, []
     if network.backbone is None:
         return 0.0
-    rows = ROWS[network.blank(1).device.type]
+    blank = network.blank(ROWS[learner.device.type])
     for _ in range(2):
         start = time.perf_counter()
         with QuickProducts():
-            network.backbone(network.blank(rows)).sum().item()
+            network.backbone(blank).sum().item()
         times.append(time.perf_counter() - start)
-    return min(times) / rows * num_images
+    return min(times) / len(blank)
 
 
 @torch.inference_mode()
 def _seconds_of_predictions(learner: Learner) -> float:
     """Of one image, or its features."""
-    trained, held_out = learner.network.trained, learner.source.held_out
-    device = next(trained.parameters()).device
-    count = ROWS[device.type]
-    rows = held_out.batch(torch.arange(count) % len(held_out), device)
+    rows = learner.network.blank_examples(ROWS[learner.device.type])
     start = time.perf_counter()
-    trained(rows).sum().item()
-    return (time.perf_counter() - start) / count
+    learner.network.trained(rows).sum().item()
+    return (time.perf_counter() - start) / len(rows)
 
 
 def _random_images(facts: Facts) -> Dataset:
