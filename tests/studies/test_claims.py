@@ -161,10 +161,10 @@ def test_a_claim_about_what_a_sweep_lacks_is_refused(claim, says):
         judge(Claim(says="a statement", **claim), cells)
 
 
-@pytest.mark.parametrize("rule", ["above", "near", "peak", "best rises"])
-def test_a_claim_says_what_it_is_about(rule):
-    with pytest.raises(ValueError, match="lacks what it is about"):
-        Claim(says="a statement", rule=rule)
+def test_a_claim_says_what_it_is_about():
+    for rule in ("above", "near", "peak", "best rises"):
+        with pytest.raises(ValueError, match="lacks what it is about"):
+            Claim(says="a statement", rule=rule)
 
 
 def test_a_verdict_is_one_line_with_its_interval():

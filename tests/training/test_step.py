@@ -79,7 +79,7 @@ def clipped_mean(model, images, indices):
     return (gradients / gradients.norm(dim=1, keepdim=True).clamp(min=CLIPPING_NORM)).sum(0) / 8
 
 
-@pytest.mark.parametrize("indices", [[], [3], list(range(13)), list(range(NUM_EXAMPLES))])
+@pytest.mark.parametrize("indices", [[], list(range(13)), list(range(NUM_EXAMPLES))])
 def test_without_noise_the_step_is_the_sum_of_clipped_gradients_over_the_constant_batch(indices):
     model, images = problem()
     step = step_of(model)

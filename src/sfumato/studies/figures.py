@@ -4,7 +4,7 @@ import dataclasses
 import operator
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pydantic
 from pydantic import Field
@@ -222,8 +222,7 @@ def _by_point(cells: Sequence[Any], tuned: list[str]) -> list[list[Any]]:
     return list(points.values())
 
 
-@dataclasses.dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What a figure's sweep found.
 
     Attributes:
@@ -266,12 +265,12 @@ def run_figure(study: Study, options: SweepOptions) -> Answer:
         options = dataclasses.replace(options, grid={}, cells=best, first_seed=1, output=folder / BEST)
     why_not = None if tuning is None else why_not_covered(tuning, study.tuned)
     found, _ = sweep_by(dataclasses.replace(options, labels=study.labels), before=before, not_covered=why_not)
-    answer = Answer(found, tuning, [judge(claim, found) for claim in study.claims])
+    verdicts = [judge(claim, found) for claim in study.claims]
     facts = {
         "figure": found.recipe,
-        "verdicts": [verdict.as_json() for verdict in answer.verdicts],
+        "verdicts": [verdict.as_json() for verdict in verdicts],
         "tuning": None if tuning is None else tuning.as_json(),
         "found": found.as_json(),
     }
     write_json(folder / FIGURE_FILE, facts)
-    return answer
+    return Answer(found, tuning, verdicts)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from sfumato.accounting.accountants import epsilon_together as together
+from sfumato.accounting import accountants
 from sfumato.accounting.mechanism import Accountant, Mechanism
 from sfumato.json_record import finite, pick
 from sfumato.planning.resolve import Plan
@@ -16,8 +16,6 @@ from sfumato.studies.plan import Planned
 from sfumato.studies.result import Cell, CellRun, Sweep, paired, summarise
 
 PRIVATE_FILE = "sweep_private.json"
-Reached = Mapping[str, Sequence[CellRun]]
-Split = Literal["test", "valid"]
 _NEVER_COVERED = (
     "held-out images: accuracies on them are not private",
     f"accuracies on training images: {PRIVATE_FILE} and owner/ of each run are for the owner alone",
@@ -26,7 +24,11 @@ _NEVER_COVERED = (
 
 
 def summary(
-    planned: Planned, reached: Reached, held_out: Split, before: Sequence[Plan] = (), not_covered: str | None = None
+    planned: Planned,
+    reached: Mapping[str, Sequence[CellRun]],
+    held_out: Literal["test", "valid"],
+    before: Sequence[Plan] = (),
+    not_covered: str | None = None,
 ) -> Sweep:
     """Everything that may be shown.
 
@@ -122,7 +124,7 @@ def epsilon_together(plans: Sequence[Plan]) -> tuple[float | None, str | None]:
         if len({facts(plan) for plan in plans}) > 1:
             return None, why_not
     accountant: Accountant = "rdp" if all(plan.recipe.budget.accountant == "rdp" for plan in plans) else "pld"
-    found = finite(together([_sampled(plan) for plan in plans], plans[0].delta, accountant).epsilon)
+    found = finite(accountants.epsilon_together([_sampled(plan) for plan in plans], plans[0].delta, accountant).epsilon)
     return found, None if found is not None else "no finite epsilon covers them"
 
 
@@ -133,9 +135,7 @@ def _sampled(plan: Plan) -> Mechanism:
 
 @functools.cache  # many cells of a sweep have one mechanism
 def _epsilon(mechanism: Mechanism, delta: float, accountant: Accountant) -> float | None:
-    from sfumato.accounting.accountants import epsilon
-
-    return finite(epsilon(mechanism, delta, accountant).epsilon)
+    return finite(accountants.epsilon(mechanism, delta, accountant).epsilon)
 
 
 def _images(plan: Plan) -> tuple[Any, ...]:

@@ -41,7 +41,7 @@ class StepFacts:
     """Where a run stands after a step.
 
     Attributes:
-        epsilon_after: Epsilon of the first so many steps; None where the run is not private.
+        epsilon_after: Epsilon of the first so many steps, computed when asked for; None where the run is not private.
         accuracy: On held-out images when they were last looked at; None before.
         evaluated: Whether that was after this step.
     """
@@ -52,11 +52,6 @@ class StepFacts:
     accuracy: float | None
     images_per_second: float
     evaluated: bool
-
-    @property
-    def epsilon(self) -> float | None:
-        """Spent so far, computed when it is asked for."""
-        return self.epsilon_after(self.step)
 
 
 @contextlib.contextmanager
@@ -110,7 +105,8 @@ class Display:
     def _line(self, facts: StepFacts) -> str:
         done = facts.step - (self._first_step or 0)
         left = (time.perf_counter() - self._start) / max(done, 1) * (facts.num_steps - facts.step)
-        epsilon = "" if facts.epsilon is None else f"  epsilon {formats.epsilon_text(facts.epsilon)}"
+        spent = facts.epsilon_after(facts.step)
+        epsilon = "" if spent is None else f"  epsilon {formats.epsilon_text(spent)}"
         accuracy = "" if facts.accuracy is None else f"  held-out {formats.per_cent(facts.accuracy)}"
         minutes, seconds = divmod(int(left), 60)
         reached = f"step {facts.step}/{facts.num_steps}{epsilon}{accuracy}"

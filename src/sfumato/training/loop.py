@@ -283,7 +283,7 @@ class _Run:
                 grad_sum, rows = learner.collect(randomness)  # of this rank's share
                 summed = world.sum(grad_sum)
             with self._timed("ledger"):  # on disk before any noise is drawn
-                noise = Stream(world.key(functools.partial(self._counted, release)))
+                noise = Stream(world.same(functools.partial(self._counted, release)))
             with self._timed("update"):
                 private_grad = learner.release(summed, noise)
                 self.num_releases, self.step = release, self.step + 1
@@ -306,7 +306,7 @@ class _Run:
                 with self._timed("checkpoint"):
                     self._checkpoint(waits=stops)
             if stops and release < num_steps:
-                raise Interrupted(release, num_steps)
+                raise Interrupted(f"interrupted after step {release} of {num_steps}")
         return scores or held_out_scores(learner, self.dataset)
 
     def _counted(self, release: int) -> bytes:

@@ -9,11 +9,7 @@ from typing import Any
 
 
 class Interrupted(Exception):
-    """The run was asked to stop; a checkpoint of ``step`` is on disk."""
-
-    def __init__(self, step: int, num_steps: int) -> None:
-        super().__init__(f"interrupted after step {step} of {num_steps}")
-        self.step = step
+    """The run was asked to stop; a checkpoint of its last step is on disk."""
 
 
 class Stopped(KeyboardInterrupt):

@@ -74,10 +74,6 @@ class World:
         """What the first process computes, in all of them."""
         return compute()
 
-    def key(self, compute: Callable[[], bytes]) -> bytes:
-        """The same of 32 bytes, in one message."""
-        return compute()
-
     def any(self, *flags: bool) -> list[bool]:
         """Of each flag, whether any process has it."""
         return list(flags)
@@ -196,11 +192,6 @@ class Ranks(World):
         value: Value = pickle.loads(data.numpy().tobytes())
         return value
 
-    def key(self, compute: Callable[[], bytes]) -> bytes:
-        key = torch.frombuffer(bytearray(compute() if self.is_first else bytes(32)), dtype=torch.uint8)
-        self._wait(dist.broadcast(key, 0, async_op=True))
-        return key.numpy().tobytes()
-
     def any(self, *flags: bool) -> list[bool]:
         found = torch.tensor(flags, dtype=torch.uint8)
         self._wait(dist.all_reduce(found, dist.ReduceOp.MAX, async_op=True))
@@ -258,7 +249,11 @@ class Ranks(World):
         own, found = mine.detach(), torch.empty(length if self.is_first else 0, dtype=mine.dtype)
         first = self.shard(length).start
         for owner, span in self._spans(length):
-            part = own[span.start - first : span.stop - first] if owner == self.rank else own.new_empty(_length(span))
+            part = (
+                own[span.start - first : span.stop - first]
+                if owner == self.rank
+                else own.new_empty(span.stop - span.start)
+            )
             self._wait(dist.broadcast(part, owner, async_op=True))  # Gloo's send never says that it is done
             if self.is_first:
                 found[span] = part
@@ -312,10 +307,6 @@ class Ranks(World):
                 f"rank {self.rank} of {self.size} lost the others ({why}). What was checkpointed is kept: torchrun "
                 "starts the ranks again, or the same command with --resume."
             ) from error
-
-
-def _length(span: slice) -> int:
-    return int(span.stop - span.start)
 
 
 def world_here(device: torch.device, timeout: float, sharded: bool) -> World:
