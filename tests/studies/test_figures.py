@@ -21,7 +21,7 @@ from sfumato.studies.figures import (
 from sfumato.studies.grid import cells_of
 from sfumato.studies.plan import SweepOptions, plan_sweep
 from sfumato.studies.result import Cell, Sweep
-from tests.cli.test_cli import call, json_of, refused
+from tests.cli.test_cli import call, json_of
 from tests.studies.test_plan import summed_up
 
 DE = [*("1a", "1b"), *range(2, 12)]
@@ -203,9 +203,3 @@ def test_figures_are_listed_and_a_full_one_is_planned_with_its_cost(capsys):
     study = read_figure("de2022/figure-8").full
     assert planned["not_stated"] and planned["needs"] == study.needs and planned["assumed"] == study.assumed
     assert "sfumato figures run de2022/figure-8 --train" in call(capsys, "figures", "run", "de2022/figure-8")[1]
-
-
-def test_a_wrong_figure_is_refused_in_one_line_with_status_2(capsys):
-    assert "no figure" in refused(capsys, "figures", "run", "de2022/figure-33", "--json")
-    assert "--scale" in refused(capsys, "figures", "run", "de2022/figure-3", "--scale", "tiny", "--json")
-    assert "sfumato plan" in refused(capsys, "figures", "run", "sander2022/figure-3", "--scale", "small", "--json")

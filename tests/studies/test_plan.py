@@ -97,15 +97,6 @@ def test_what_cannot_be_is_refused_before_anything_runs(grid, settings, seeds, s
     assert "\n" not in str(refusal.value)
 
 
-def test_all_runs_of_one_mechanism_cost_what_one_run_of_all_their_updates_costs():
-    sweep = planned({"optimizer.learning_rate": [1.0, 2.0]}, settings={**FIXED, "training.num_steps": 7}, seeds=3)
-    plans, mechanism = sweep.plans, sweep.cells[0].plan.mechanism
-    together, why_not = epsilon_together(plans)
-    assert why_not is None
-    assert together == epsilon(mechanism.replace(num_steps=42), 1e-5).epsilon
-    assert epsilon_together(plans[:1])[0] == epsilon(mechanism, 1e-5).epsilon < together
-
-
 def test_cells_that_differ_in_batch_noise_and_length_have_one_epsilon_together():
     listed = [
         {"training.batch_size": 64, "privacy.noise_multiplier": 1.0, "training.num_steps": 7},

@@ -122,11 +122,11 @@ def test_what_is_still_not_finite_is_none_and_read_again(tmp_path):
     assert read_lines(path, PrivateMetrics) == [line]
 
 
-BRIGHT = [["model.name=nets:bright", f"model.options.brightness={value}"] for value in ("1e20",)]
-STEEP = [["model.name=nets:deep", f"optimizer.learning_rate={value}"] for value in ("1e3", "1e30")]
+EXTREMES = [["model.name=nets:bright", "model.options.brightness=1e20"]]
+EXTREMES += [["model.name=nets:deep", f"optimizer.learning_rate={value}"] for value in ("1e3", "1e30")]
 
 
-@pytest.mark.parametrize("settings", BRIGHT + STEEP, ids=lambda settings: settings[-1])
+@pytest.mark.parametrize("settings", EXTREMES, ids=lambda settings: settings[-1])
 @pytest.mark.parametrize("private", [True, False], ids=["private", "ordinary"])
 def test_a_run_ends_with_scores_whatever_its_norms_and_losses(capsys, tmp_path, settings, private):
     run = tmp_path / "run"

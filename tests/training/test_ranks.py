@@ -98,7 +98,7 @@ def alone(tmp_path_factory, modules):
 
 @pytest.mark.parametrize(
     ("size", "sharded", "microbatch_size"),
-    [(2, False, 7), (4, True, 5), *(pytest.param(*others, marks=SLOW) for others in ((2, True, 32),))],
+    [(2, False, 7), (4, True, 5), pytest.param(2, True, 32, marks=SLOW)],
 )
 def test_any_number_of_ranks_ends_with_the_parameters_of_one(alone, tmp_path, modules, size, sharded, microbatch_size):
     changes = {"training__shard_state": sharded, "training__microbatch_size": microbatch_size}

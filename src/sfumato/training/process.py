@@ -1,9 +1,13 @@
-"""What a run asks of its process: signals end it after its current step, with a checkpoint; freed memory is kept."""
+"""What a run asks of its process: signals end it after its current step, with a checkpoint; it ends with who started
+it; freed memory is kept.
+"""
 
 import contextlib
 import ctypes
+import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -57,6 +61,17 @@ def _handled(handler: Callable[[int, object], None], *numbers: signal.Signals) -
         for number in numbers:
             afterwards.callback(signal.signal, number, signal.signal(number, handler))
         yield
+
+
+def end_with(parent: int, number: signal.Signals) -> None:
+    """Sends this process a signal once the one that started it is dead: it would train on, and hold the run folder."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 # Numbers of glibc's mallopt (malloc.h).

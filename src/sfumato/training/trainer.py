@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from sfumato import config
 from sfumato.accounting.accountants import epsilon_together
@@ -335,33 +336,25 @@ def expected_seconds(
         updates.append(time.perf_counter() - start - sums[-1])
     seconds = min(sums) / size * plan.mechanism.batch_size + min(updates)
     looks = math.ceil(plan.mechanism.num_steps / plan.evaluate_every)
-    seconds_of_looks = looks * 2 * _seconds_of_predictions(learner) * num_held_out  # last and averaged weights
-    features = _seconds_of_features(learner) * (facts.num_examples + num_held_out)
-    return features + seconds * plan.mechanism.num_steps + seconds_of_looks
+    network, rows = learner.network, ROWS[learner.device.type]
+    predictions = looks * 2 * num_held_out  # by last and averaged weights
+    whole = seconds * plan.mechanism.num_steps
+    whole += predictions * _seconds_of_one(network.trained, network.blank_examples(rows))
+    if network.backbone is not None:
+        whole += (facts.num_examples + num_held_out) * _seconds_of_one(network.backbone, network.blank(rows))
+    return whole
 
 
 @torch.inference_mode()
-def _seconds_of_features(learner: Learner) -> float:
-    """Of one image, from a batch of blank ones; 0 where none are computed."""
-    network, times = learner.network, []
-    if network.backbone is None:
-        return 0.0
-    blank = network.blank(ROWS[learner.device.type])
+def _seconds_of_one(network: nn.Module, blank: torch.Tensor) -> float:
+    """Of one of a batch."""
+    times = []
     for _ in range(2):
         start = time.perf_counter()
         with QuickProducts():
-            network.backbone(blank).sum().item()
+            network(blank).sum().item()
         times.append(time.perf_counter() - start)
     return min(times) / len(blank)
-
-
-@torch.inference_mode()
-def _seconds_of_predictions(learner: Learner) -> float:
-    """Of one image, or its features."""
-    rows = learner.network.blank_examples(ROWS[learner.device.type])
-    start = time.perf_counter()
-    learner.network.trained(rows).sum().item()
-    return (time.perf_counter() - start) / len(rows)
 
 
 def _random_images(facts: Facts) -> Dataset:

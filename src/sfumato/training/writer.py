@@ -16,7 +16,7 @@ from sfumato.planning.resolve import Plan
 from sfumato.run_folder import ledger, record
 from sfumato.run_folder.certificate import certificate, counted, public_inputs, repeated
 from sfumato.run_folder.launch import Launch
-from sfumato.run_folder.record import Certificate, Metrics, PrivateMetrics, RecordLines, Result, ResultClaims
+from sfumato.run_folder.record import Certificate, Metrics, PrivateMetrics, Result, ResultClaims
 from sfumato.training.learner import Learner
 from sfumato.training.logs import Logs
 from sfumato.training.outcome import HeldOutScores, save_weights
@@ -45,16 +45,12 @@ class Writer:
             self.epsilon_at = lambda release: self.claims.epsilon
         else:
             self.epsilon_at = EpsilonCurve(plan.mechanism, plan.delta, plan.recipe.budget.accountant).at
-        self.metrics = RecordLines(self.folder / record.METRICS_FILE, Metrics)
-        self.metrics_private = RecordLines(self.folder / record.PRIVATE_METRICS_FILE, PrivateMetrics, mode=0o600)
         self.logs = Logs(self.folder, plan.recipe.run)
 
     def go_on_after(self, release: int) -> None:
         """Takes out what earlier starts wrote of later releases."""
         self.started.refuse_other()
-        self.metrics.keep_up_to(release)
-        self.metrics_private.keep_up_to(release)
-        self.logs.go_on_from(release + 1)
+        self.logs.go_on_after(release)
 
     def is_due(self) -> bool:
         """Whether a checkpoint is: `Launch.is_due`."""
@@ -63,15 +59,11 @@ class Writer:
     def look(self, release: int, scores: HeldOutScores) -> None:
         """What held-out images say."""
         accuracies = {"accuracy": scores.averaged.accuracy, "accuracy_last": scores.accuracy_last}
-        line = Metrics(step=release, epsilon=self.epsilon_at(release), **accuracies)
-        self.started.refuse_other()
-        self.metrics.append(line)
-        self.logs.log(line)
+        self.note(Metrics(step=release, epsilon=self.epsilon_at(release), **accuracies))
 
-    def note(self, line: PrivateMetrics) -> None:
-        """For the owner."""
+    def note(self, line: Metrics | PrivateMetrics) -> None:
+        """What anybody may read, or the owner."""
         self.started.refuse_other()
-        self.metrics_private.append(line)
         self.logs.log(line)
 
     def checkpoint(self, state: dict[str, Any], step: int, seconds: float, *, waits: bool) -> None:
