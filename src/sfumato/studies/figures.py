@@ -17,12 +17,11 @@ from sfumato.run_folder.files import write_json
 from sfumato.studies.claims import Claim, Verdict, judge
 from sfumato.studies.grid import cells_of, for_sharing, in_words
 from sfumato.studies.plan import Planned, SweepOptions, plan_sweep
-from sfumato.studies.result import Cell, CellRun, Sweep
+from sfumato.studies.result import MECHANISM, Cell, CellRun, Sweep
 
 FIGURE_FILE, TUNING, BEST = "figure.json", "tuning", "best"
 FOLDER = Path(__file__).parent.parent / "figures"
 Scale = Literal["full", "small"]
-_MECHANISM = ("batch_size", "noise_multiplier", "num_steps")
 
 
 class _Closed(pydantic.BaseModel):
@@ -205,7 +204,7 @@ def why_not_covered(tuning: Sweep, tuned: list[str]) -> str | None:
     Privacy losses add up for mechanisms that were fixed before anything was seen. Which batch, noise and length is run
     again must not depend on private runs, nor how many runs there are.
     """
-    kinds = [{tuple(pick(cell, *_MECHANISM).values()) for cell in cells} for cells in _by_point(tuning.cells, tuned)]
+    kinds = [{tuple(pick(cell, *MECHANISM).values()) for cell in cells} for cells in _by_point(tuning.cells, tuned)]
     if any(len(mechanisms) > 1 for mechanisms in kinds):
         return "which batch, noise or length is run again was chosen by looking at private runs"
     if any(cell.shares_runs for cell in tuning.cells):

@@ -239,18 +239,10 @@ class Ranks(World):
     def whole(self, mine: torch.Tensor, length: int) -> torch.Tensor:
         if not self.is_sharded:
             return super().whole(mine, length)
-        own, found = mine.detach(), torch.empty(length if self.is_first else 0, dtype=mine.dtype)
-        first = self.shard(length).start
-        for owner, span in self._spans(length):
-            part = (
-                own[span.start - first : span.stop - first]
-                if owner == self.rank
-                else own.new_empty(span.stop - span.start)
-            )
-            self._wait(dist.broadcast(part, owner, async_op=True))  # Gloo's send never says that it is done
-            if self.is_first:
-                found[span] = part
-        return found
+        vector = mine.new_empty(length)
+        vector[self.shard(length)] = mine.detach()
+        self.spread(vector)
+        return vector.cpu() if self.is_first else vector
 
     def _spans(self, length: int) -> Iterator[tuple[int, slice]]:
         """The parts of a vector that travel at once, in the same order in all ranks, each with the rank that owns it:
