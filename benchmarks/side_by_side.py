@@ -52,7 +52,7 @@ def one_at_a_time(
         for number in range(1, mechanism.num_steps + 1):
             indices = poisson_batch(mechanism, derived(key, "sampling", number))
             view, model = derived(key, "augmentation", number), derived(key, "model", number)
-            randomness = draw(mechanism, indices, views, view, model)
+            randomness = draw(indices, views, view, model)
             grad_sum, _ = models.step.collect(parts[takes_part], parameters, randomness)
             with torch.no_grad():
                 flat = torch.cat([value.flatten() for value in grad_sum.values()])

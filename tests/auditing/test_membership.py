@@ -92,7 +92,7 @@ def alone(models, key, took, fixed=None):
     for number in range(1, mechanism.num_steps + 1):
         indices = poisson_batch(mechanism, derived(key, "sampling", number)) if fixed is None else fixed[number - 1]
         view, model = derived(key, "augmentation", number), derived(key, "model", number)
-        grad_sum, _ = step.collect(images, parameters, draw(mechanism, indices, views, view, model))
+        grad_sum, _ = step.collect(images, parameters, draw(indices, views, view, model))
         gradient = step.release(
             torch.cat([grad.flatten() for grad in grad_sum.values()]), derived(key, "noise", number)
         )

@@ -220,13 +220,13 @@ def test_a_canary_that_takes_no_part_contributes_zero_and_one_that_does_its_clip
 
     def clipped_sum(took_part, indices):
         learner.initialise(np.zeros(1, np.uint64), took_part)
-        randomness = draw(plan.mechanism, indices, learner.views, streams.stream("views"), streams.stream("model"))
+        randomness = draw(indices, learner.views, streams.stream("views"), streams.stream("model"))
         return learner.collect(randomness)[0]
 
     own, count = np.arange(40), len(digits.train)
     everybody = np.concatenate([own, np.arange(count, count + 60)])
     without = clipped_sum(np.zeros(60, bool), own)
-    assert (len(learner.source.train), len(learner.source.drawn_from)) == (count, count + 60)  # accuracies: the former
+    assert (len(learner.train), len(learner.drawn_from)) == (count, count + 60)  # accuracies: the former
     assert without.norm() > 1 and torch.equal(clipped_sum(np.zeros(60, bool), everybody), without)
     difference = clipped_sum(np.arange(60) == 7, everybody) - without
     assert 0.9 < float(difference.norm()) < 1 + 1e-4  # noise with a wrong label is clipped: its length is 1

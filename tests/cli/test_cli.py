@@ -262,7 +262,7 @@ def test_a_dry_run_of_several_is_of_the_runs_that_would_be(capsys):
 
 
 def test_minutes_of_a_dry_run_have_those_of_evaluations(capsys, monkeypatch):
-    monkeypatch.setattr("sfumato.training.trainer._seconds_of_predictions", lambda learner: 1.0)
+    monkeypatch.setattr("sfumato.training.trainer._seconds_of_one", lambda network, blank: 1.0)
     seconds = json_of(capsys, "train", "demo/digits", "--dry-run", "--set", "training.evaluate_every=20")
     assert 3 * 2 * 360 < seconds["expected_seconds"] < 3 * 2 * 360 + 300
 

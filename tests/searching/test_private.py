@@ -121,7 +121,7 @@ def test_a_search_that_was_killed_before_it_drew_goes_on(tmp_path):
 
 
 def test_a_trial_that_was_stopped_with_a_checkpoint_goes_on(tmp_path, three_trials):
-    first, second = Trials({1: Interrupted(5, 10)}), Trials({0: KeyboardInterrupt()})
+    first, second = Trials({1: Interrupted()}), Trials({0: KeyboardInterrupt()})
     with pytest.raises(Interrupted):
         first.search(tmp_path)
     with pytest.raises(KeyboardInterrupt):

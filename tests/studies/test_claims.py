@@ -91,14 +91,6 @@ def test_without_a_peak_one_is_found_in_at_most_one_case_of_twenty():
     assert found <= 400 * 0.05 + 3 * math.sqrt(400 * 0.05)
 
 
-def test_equal_cells_are_told_apart_in_one_case_of_twenty():
-    draws = np.random.default_rng(1).normal(0.5, 0.01, (1000, 2, 5))
-    verdicts = [judge(ABOVE, two(*values)).verdict for values in draws]
-    told = sum(verdict != "open" for verdict in verdicts)
-    assert 0.02 * 1000 < told < 0.08 * 1000
-    assert judge(ABOVE, two(*np.random.default_rng(2).normal([[0.55], [0.5]], 0.01, (2, 5)))).verdict == "holds"
-
-
 def grid(best_rates):
     """At batch 4 and 8, rates 1, 2, 4: in run n the best one is `best_rates[batch][n]`; 100 steps or 25."""
     return sweep(
@@ -161,10 +153,10 @@ def test_a_claim_about_what_a_sweep_lacks_is_refused(claim, says):
         judge(Claim(says="a statement", **claim), cells)
 
 
-@pytest.mark.parametrize("rule", ["above", "near", "peak", "best rises"])
-def test_a_claim_says_what_it_is_about(rule):
-    with pytest.raises(ValueError, match="lacks what it is about"):
-        Claim(says="a statement", rule=rule)
+def test_a_claim_says_what_it_is_about():
+    for rule in ("above", "near", "peak", "best rises"):
+        with pytest.raises(ValueError, match="lacks what it is about"):
+            Claim(says="a statement", rule=rule)
 
 
 def test_a_verdict_is_one_line_with_its_interval():

@@ -109,7 +109,6 @@ def test_records_are_flat_and_one_for_each_run(private):
         ({"optimizer.learning_rate": [1.0, 4.0]}, {"seeds": 2}, "its cells"),
         ({"optimizer.learning_rate": [1.0, 2.0]}, {"seeds": 3}, "its seeds"),
         ({"optimizer.learning_rate": [1.0, 2.0]}, {"seeds": 2, "paired": True}, "its recipe|its paired"),
-        ({"optimizer.learning_rate": [1.0, 2.0]}, {"seeds": 2, "settings": {**TINY, "ema.decay": 0.5}}, "its recipe"),
     ],
 )
 def test_another_sweep_in_the_same_folder_is_refused(private, grid, options, says):

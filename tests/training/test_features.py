@@ -145,7 +145,6 @@ class Backwards(torch.autograd.Function):
 TAILS = [
     lambda values: 10 * values,
     lambda values: 0.5 * torch.tanh(values / 0.5),
-    F.relu,
     lambda values: values.clamp(-50, 50),
     lambda values: F.layer_norm(values, (4,)),
     Backwards.apply,
@@ -209,8 +208,7 @@ def test_a_process_that_dies_leaves_what_it_has(monkeypatch):
     assert torch.equal(found.stored, features_of(backbone(), some_images(), CPU, lines.append).stored)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("bias", "dtype"), [(True, torch.float32), (False, torch.float64)])
 @pytest.mark.parametrize("kind", [torch.nn.Linear, UnitLinear])
 def test_the_closed_form_is_the_loop_over_single_examples(bias, dtype, kind):
     torch.manual_seed(0)
@@ -258,7 +256,6 @@ def squares(outputs, targets):
 @pytest.mark.parametrize(
     ("loss", "weight", "feature", "target", "clipping_norm", "bias"),
     [
-        (cross_entropy, 52.2 / (3e18 * 16), 3e18, 0, 1e-5, True),
         (cross_entropy, 52.2 / (3e18 * 16), 3e18, 0, 1e-12, True),
         (cross_entropy, 51.5 / (3e18 * 16), 3e18, 0, 1e-6, True),
         (squares, 0.0, 2e-23, 3e18, 1e-5, False),

@@ -18,7 +18,7 @@ def normals(words):
     return standard_normal(words.reshape(1, 2, -1)).reshape(-1)
 
 
-@pytest.mark.parametrize("stddev", [0.3, 1.0, 7.7])
+@pytest.mark.parametrize("stddev", [0.3, 7.7])
 def test_noise_has_the_claimed_scale_and_five_per_cent_more_or_less_would_be_seen(stddev):
     values = noise_of(100_000, stddev)["weight"].double()
     ratio = float(values.square().mean()) / stddev**2
@@ -35,7 +35,7 @@ def test_noise_is_normal_up_to_its_tails():
         assert abs((np.abs(values) > threshold).sum() - expected) < 6 * np.sqrt(expected)
 
 
-@pytest.mark.parametrize("word", [0, 1, 1 << 63, (1 << 63) + 1, (1 << 63) - 1, (1 << 64) - 1])
+@pytest.mark.parametrize("word", [0, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
 def test_the_tails_reach_11_standard_deviations_and_are_finite_for_every_word(word):
     for second in (0, 1, (1 << 32) - 1):
         value = float(normals(np.array([word, second], dtype=np.uint64))[0])
@@ -101,7 +101,7 @@ def test_no_word_of_the_stream_serves_two_coordinates():
             assert abs(float((first * second).mean())) < 6 * 2 / len(a) ** 0.5
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("threads", [1, 5])
 def test_neither_threads_nor_pieces_decide_which_noise_a_coordinate_gets(monkeypatch, threads):
     key, zeros = new_key(), {"weight": torch.zeros(200_001), "bias": torch.zeros(7)}
     expected = add_noise(zeros, 1.0, Stream(key))

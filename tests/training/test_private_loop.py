@@ -263,7 +263,6 @@ def test_a_folder_with_a_link_is_not_gone_on_with(tmp_path):
     ("changes", "said"),
     [
         ({"mechanism": MECHANISM.replace(num_steps=13)}, "another plan"),
-        ({"mechanism": MECHANISM.replace(noise_multiplier=3.0)}, "another plan"),
         ({"clipping_norm": 2.0}, "another plan"),
         ({"delta": 1e-6}, "another plan"),
         ({}, "another process"),

@@ -113,7 +113,6 @@ def complete(finished, tmp_path):
 @pytest.mark.parametrize(
     ("die_at", "most_lost"),
     [
-        pytest.param(("ledger", 10, 0.0), 1, marks=pytest.mark.slow),  # nothing of the line is there
         (("ledger", 11, 0.5), 2),  # torn: no noise was drawn
         (("ledger", 12, 1.0), 3),  # whole: counts, whether noise was drawn or not
         (("ledger", STEPS + 1, 1.0), 2),  # the last line of all
@@ -147,9 +146,14 @@ ADAM = {"optimizer.name": "adam", "optimizer.learning_rate": 0.01}
 ON_FEATURES = {"model.trainable": "classifier", "model.features": "raw"}
 
 
-@pytest.mark.parametrize("settings", [{"optimizer.momentum": 0.9}, ADAM, ON_FEATURES], ids=str)
 @pytest.mark.parametrize(
-    "die_at", [pytest.param(("ledger", 11, 0.5), marks=pytest.mark.slow), ("file", 9, 1.0)], ids=str
+    ("settings", "die_at"),
+    [
+        ({"optimizer.momentum": 0.9}, ("file", 9, 1.0)),
+        (ADAM, ("ledger", 11, 0.5)),
+        (ON_FEATURES, ("file", 9, 1.0)),
+    ],
+    ids=str,
 )
 def test_a_run_of_a_public_seed_ends_bit_equal_whatever_kills_it(tmp_path, die_at, settings):
     more, whole, folder = words({"run.seed": 3, **settings}), tmp_path / "whole", tmp_path / "run"
@@ -291,7 +295,7 @@ def refused(folder, tmp_path, *more):
     return said[0]
 
 
-@pytest.mark.parametrize("names", [["notes.txt"], ["privacy.json"], ["recipe.toml", "model.safetensors"]], ids="+".join)
+@pytest.mark.parametrize("names", [["notes.txt"], ["recipe.toml", "model.safetensors"]], ids="+".join)
 def test_resuming_begins_no_run_among_other_files(tmp_path, names):
     (tmp_path / "run").mkdir()
     for name in names:
@@ -304,15 +308,13 @@ def test_an_existing_run_is_not_overwritten(interrupted, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", ["optimizer.learning_rate=1.5", "privacy.target_epsilon=4.0", "training.num_steps=31"]
+    ("change", "key"),
+    [("optimizer.learning_rate=1.5", "optimizer.learning_rate"), ("training.num_steps=31", "privacy.noise_multiplier")],
 )
-@pytest.mark.parametrize("without_recipe", [False, True])
-def test_another_recipe_is_another_run(interrupted, tmp_path, change, without_recipe):
-    key = "privacy.noise_multiplier" if "epsilon" in change or "steps" in change else change.partition("=")[0]
-    if without_recipe:
-        (interrupted / "recipe.toml").unlink()
-    said = refused(interrupted, tmp_path, "--resume", "--set", change)
-    assert ("ledger.jsonl" if without_recipe else key) in said
+def test_another_recipe_is_another_run(interrupted, tmp_path, change, key):
+    assert key in refused(interrupted, tmp_path, "--resume", "--set", change)
+    (interrupted / "recipe.toml").unlink()
+    assert "ledger.jsonl" in refused(interrupted, tmp_path, "--resume", "--set", change)
 
 
 def drop_lines(folder, count):
@@ -367,13 +369,9 @@ def test_another_engine_or_microbatch_is_no_special_case(interrupted, tmp_path):
     ("name", "before", "after"),
     [
         ("privacy.json", '"epsilon": ', '"epsilon": 0.0'),
-        ("privacy.json", '"num_lost": 0', '"num_lost": 1'),
         ("privacy.json", '"unit": "one image"', '"unit": "everybody"'),
         ("privacy.json", '"not_covered": [', '"not_covered": ["nothing", '),
-        ("privacy.json", '"delta": ', '"delta": 0.9, "was": '),
         ("result.json", '"epsilon_rdp": ', '"epsilon_rdp": 0.0'),
-        ("result.json", '"accuracy": ', '"accuracy": "x", "was": '),
-        ("privacy.json", '"format_version": 1', '"format_version": 2'),
         ("ledger.jsonl", '"release":2', '"release":3'),
         ("ledger.jsonl", '"format_version":1', '"format_version":2'),
         ("metrics.jsonl", '"step"', '"stop"'),

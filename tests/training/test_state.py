@@ -46,7 +46,7 @@ ADAM = {"beta1": 0.8, "beta2": 0.95, "adam_epsilon": 1e-6}
 OF_ADAM = {"betas": (0.8, 0.95), "eps": 1e-6}
 NESTEROV, DAMPED = {"momentum": 0.9, "nesterov": True}, {"momentum": 0.9, "dampening": 0.9, "weight_decay": 0.1}
 OPTIMIZERS = [
-    *((options, torch.optim.SGD, options) for options in ({}, {"momentum": 0.9}, NESTEROV, DAMPED)),
+    *((options, torch.optim.SGD, options) for options in ({}, NESTEROV, DAMPED)),
     ({"name": "adam", **ADAM, "weight_decay": 0.1}, torch.optim.Adam, {**OF_ADAM, "weight_decay": 0.1}),
     ({"name": "adamw", **ADAM, "weight_decay": 0.1}, torch.optim.AdamW, {**OF_ADAM, "weight_decay": 0.1}),
     ({"name": "adamw", **ADAM}, torch.optim.AdamW, {**OF_ADAM, "weight_decay": 0.0}),
@@ -54,42 +54,25 @@ OPTIMIZERS = [
 
 
 @pytest.mark.parametrize("given, kind, options", OPTIMIZERS)
-def test_updates_are_the_optimizer_s_on_the_private_gradient(given, kind, options):
+def test_updates_are_the_optimizer_s_on_the_private_gradient_at_rates_that_warm_up(given, kind, options):
     model = nn.Linear(3, 2)
     twin = nn.Linear(3, 2)
     twin.load_state_dict(model.state_dict())
-    state = State(model, recipe(**given))
+    state = State(model, recipe(**given, warmup_steps=3))
     reference = kind(twin.parameters(), lr=0.5, **options)
     for step in range(1, 6):
         gradient = {name: torch.randn(value.shape) for name, value in model.named_parameters()}
         state.update(state.flat.join(gradient), step, step)
         for name, value in twin.named_parameters():
             value.grad = gradient[name]
+        reference.param_groups[0]["lr"] = 0.5 * min(step, 3) / 3
         reference.step()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
     assert all(value.grad is None for value in model.parameters())
 
 
-@pytest.mark.parametrize("name, decay", [("adam", 0.0), ("adamw", 0.0), ("adam", 0.1), ("adamw", 0.1)])
-def test_adam_is_what_kingma_and_ba_print_and_adamw_what_loshchilov_and_hutter_print(name, decay):
-    """Written out in float64; the rate follows the warm-up."""
-    model = nn.Linear(3, 2).double()
-    state = State(model, recipe(name=name, **ADAM, weight_decay=decay, warmup_steps=3))
-    weight = model.weight.detach().clone()
-    first = second = torch.zeros_like(weight)
-    for step in range(1, 7):
-        gradient = {name: torch.randn(value.shape, dtype=torch.float64) for name, value in model.named_parameters()}
-        state.update(state.flat.join(gradient), step, step)
-        rate = 0.5 * min(step / 3, 1)
-        seen = gradient["weight"] + (decay * weight if name == "adam" else 0)
-        first, second = 0.8 * first + 0.2 * seen, 0.95 * second + 0.05 * seen**2
-        adams = (first / (1 - 0.8**step)) / ((second / (1 - 0.95**step)).sqrt() + 1e-6)
-        weight = weight - rate * (adams + (decay * weight if name == "adamw" else 0))
-    assert torch.allclose(model.weight, weight, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("given", [given for given, _, _ in OPTIMIZERS])
-@pytest.mark.parametrize("done", [0, 1, 4])
+@pytest.mark.parametrize("given", [{}, NESTEROV, {"name": "adam", **ADAM}])
+@pytest.mark.parametrize("done", [0, 4])
 def test_a_state_goes_on_bit_for_bit_from_its_tensors(given, done):
     gradients, model = [{"weight": torch.randn(2, 3), "bias": torch.randn(2)} for _ in range(8)], nn.Linear(3, 2)
     whole, first = (State(copy.deepcopy(model), recipe(**given)) for _ in range(2))
@@ -101,7 +84,7 @@ def test_a_state_goes_on_bit_for_bit_from_its_tensors(given, done):
             state.update(state.flat.join(gradients[step]), step, step)
     torch.testing.assert_close(second.state_dict(), whole.state_dict(), rtol=0, atol=0)
     if "adam" in given.get("name", ""):  # without it, the correction of the bias would start anew
-        assert float(second.state_dict()["optimizer"][0]["step"]) == 7
+        assert float(second.state_dict()["optimizer"]["step"]) == 7
 
 
 class Two(nn.Module):

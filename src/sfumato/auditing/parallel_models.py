@@ -131,7 +131,7 @@ class Models:
         else:
             indices = self._fixed_batches[number - 1]
         views, model = derived(key, "augmentation", number), derived(key, "random numbers inside the model", number)
-        return draw(self.mechanism, indices, self.views, views, model)
+        return draw(indices, self.views, views, model)
 
     def _batch(self, rows: torch.Tensor) -> torch.Tensor:
         return self._images.batch(rows.flatten(), self._device).to(self._dtype)

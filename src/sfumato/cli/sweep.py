@@ -162,8 +162,7 @@ def run(
     folder = output_ or Path("runs") / f"{name.replace('/', '-')}-{scale}"
     wanted = figures.options_of(study, output=folder, **how)
     with output.interruptible():
-        answered = figures.run_figure(study, wanted)
-    found, tuning, verdicts = answered.found, answered.tuning, answered.verdicts
+        found, tuning, verdicts = figures.run_figure(study, wanted)
     if json_:
         beside = {"tuning": None if tuning is None else tuning.as_json(), "verdicts": [v.as_json() for v in verdicts]}
         output.print_json({**found.as_json(), **facts, "trained": True, **beside})

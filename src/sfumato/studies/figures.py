@@ -4,7 +4,7 @@ import dataclasses
 import operator
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pydantic
 from pydantic import Field
@@ -17,12 +17,11 @@ from sfumato.run_folder.files import write_json
 from sfumato.studies.claims import Claim, Verdict, judge
 from sfumato.studies.grid import cells_of, for_sharing, in_words
 from sfumato.studies.plan import Planned, SweepOptions, plan_sweep
-from sfumato.studies.result import Cell, CellRun, Sweep
+from sfumato.studies.result import MECHANISM, Cell, CellRun, Sweep
 
 FIGURE_FILE, TUNING, BEST = "figure.json", "tuning", "best"
 FOLDER = Path(__file__).parent.parent / "figures"
 Scale = Literal["full", "small"]
-_MECHANISM = ("batch_size", "noise_multiplier", "num_steps")
 
 
 class _Closed(pydantic.BaseModel):
@@ -205,7 +204,7 @@ def why_not_covered(tuning: Sweep, tuned: list[str]) -> str | None:
     Privacy losses add up for mechanisms that were fixed before anything was seen. Which batch, noise and length is run
     again must not depend on private runs, nor how many runs there are.
     """
-    kinds = [{tuple(pick(cell, *_MECHANISM).values()) for cell in cells} for cells in _by_point(tuning.cells, tuned)]
+    kinds = [{tuple(pick(cell, *MECHANISM).values()) for cell in cells} for cells in _by_point(tuning.cells, tuned)]
     if any(len(mechanisms) > 1 for mechanisms in kinds):
         return "which batch, noise or length is run again was chosen by looking at private runs"
     if any(cell.shares_runs for cell in tuning.cells):
@@ -222,8 +221,7 @@ def _by_point(cells: Sequence[Any], tuned: list[str]) -> list[list[Any]]:
     return list(points.values())
 
 
-@dataclasses.dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What a figure's sweep found.
 
     Attributes:
@@ -266,12 +264,12 @@ def run_figure(study: Study, options: SweepOptions) -> Answer:
         options = dataclasses.replace(options, grid={}, cells=best, first_seed=1, output=folder / BEST)
     why_not = None if tuning is None else why_not_covered(tuning, study.tuned)
     found, _ = sweep_by(dataclasses.replace(options, labels=study.labels), before=before, not_covered=why_not)
-    answer = Answer(found, tuning, [judge(claim, found) for claim in study.claims])
+    verdicts = [judge(claim, found) for claim in study.claims]
     facts = {
         "figure": found.recipe,
-        "verdicts": [verdict.as_json() for verdict in answer.verdicts],
+        "verdicts": [verdict.as_json() for verdict in verdicts],
         "tuning": None if tuning is None else tuning.as_json(),
         "found": found.as_json(),
     }
     write_json(folder / FIGURE_FILE, facts)
-    return answer
+    return Answer(found, tuning, verdicts)

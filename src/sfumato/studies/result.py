@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_MECHANISM = ("noise_multiplier", "batch_size", "num_steps")
+MECHANISM = ("noise_multiplier", "batch_size", "num_steps")
 
 
 class Summary(Record):
@@ -148,7 +148,7 @@ class Sweep(Record):
                 **{"cell": number, "label": cell.label, "repetition": repetition},
                 **{key: cell.settings.get(key) for key in self.keys},
                 **pick(run, "run", "seed", "accuracy", "accuracy_last"),
-                **pick(cell, "epsilon", *_MECHANISM),
+                **pick(cell, "epsilon", *MECHANISM),
             }
             for number, cell in enumerate(self.cells, start=1)
             for repetition, run in enumerate(cell.runs, start=1)
@@ -164,7 +164,7 @@ class Sweep(Record):
     def as_csv(self) -> str:
         """One line for each cell."""
         written = io.StringIO()
-        numbers = ("seeds", "median", "mean", "std", "standard_error", "epsilon", *_MECHANISM)
+        numbers = ("seeds", "median", "mean", "std", "standard_error", "epsilon", *MECHANISM)
         lines = csv.writer(written, lineterminator="\n")
         lines.writerow([*self.keys, *numbers])
         for cell in self.cells:

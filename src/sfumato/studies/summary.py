@@ -1,13 +1,13 @@
 """From finished runs to what a sweep says of them, and what all of them cost together."""
 
-import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from sfumato.accounting.accountants import epsilon_together as together
-from sfumato.accounting.mechanism import Accountant, Mechanism
+from sfumato.accounting import accountants
+from sfumato.accounting.mechanism import Accountant
 from sfumato.json_record import finite, pick
+from sfumato.planning.claims import claims
 from sfumato.planning.resolve import Plan
 from sfumato.run_folder import record
 from sfumato.run_folder.files import write_json
@@ -16,8 +16,6 @@ from sfumato.studies.plan import Planned
 from sfumato.studies.result import Cell, CellRun, Sweep, paired, summarise
 
 PRIVATE_FILE = "sweep_private.json"
-Reached = Mapping[str, Sequence[CellRun]]
-Split = Literal["test", "valid"]
 _NEVER_COVERED = (
     "held-out images: accuracies on them are not private",
     f"accuracies on training images: {PRIVATE_FILE} and owner/ of each run are for the owner alone",
@@ -26,7 +24,11 @@ _NEVER_COVERED = (
 
 
 def summary(
-    planned: Planned, reached: Reached, held_out: Split, before: Sequence[Plan] = (), not_covered: str | None = None
+    planned: Planned,
+    reached: Mapping[str, Sequence[CellRun]],
+    held_out: Literal["test", "valid"],
+    before: Sequence[Plan] = (),
+    not_covered: str | None = None,
 ) -> Sweep:
     """Everything that may be shown.
 
@@ -70,18 +72,14 @@ def summary(
 def _cell(planned: Planned, number: int, runs: list[CellRun], first: Sequence[CellRun] | None) -> Cell:
     """One cell; ``first`` are the runs that its own are paired with."""
     cell, labels = planned.cells[number], planned.options.labels
-    mechanism, private, privacy = cell.plan.mechanism, cell.plan.private, cell.plan.recipe.privacy
-    epsilon = None if privacy is None else _epsilon(_sampled(cell.plan), privacy.delta, privacy.accountant)
+    mechanism, guarantee = cell.plan.mechanism, claims(cell.plan, cell.plan.mechanism)
     accuracies = [run.accuracy for run in runs]
     return Cell(
         **dict(summarise(accuracies)),
         settings=cell.settings,
         label=labels[number] if number < len(labels) else None,
         seeds=len(runs),
-        **pick(cell.plan, "private", "why_not_private"),
-        epsilon=epsilon if private else None,
-        epsilon_if_private=None if private else epsilon,
-        delta=None if privacy is None else privacy.delta,
+        **pick(guarantee, "private", "why_not_private", "epsilon", "epsilon_if_private", "delta"),
         noise_multiplier=finite(mechanism.noise_multiplier) or 0.0,
         **pick(mechanism, "batch_size", "num_steps", "num_examples"),
         shares_runs=any(len(run.cells) > 1 and number in run.cells for run in planned.runs),
@@ -122,20 +120,8 @@ def epsilon_together(plans: Sequence[Plan]) -> tuple[float | None, str | None]:
         if len({facts(plan) for plan in plans}) > 1:
             return None, why_not
     accountant: Accountant = "rdp" if all(plan.recipe.budget.accountant == "rdp" for plan in plans) else "pld"
-    found = finite(together([_sampled(plan) for plan in plans], plans[0].delta, accountant).epsilon)
+    found = finite(accountants.epsilon_together([plan.mechanism for plan in plans], plans[0].delta, accountant).epsilon)
     return found, None if found is not None else "no finite epsilon covers them"
-
-
-def _sampled(plan: Plan) -> Mechanism:
-    """Under Poisson sampling: of a plan that has another, what that would have given."""
-    return plan.mechanism.replace(sampling="poisson")
-
-
-@functools.cache  # many cells of a sweep have one mechanism
-def _epsilon(mechanism: Mechanism, delta: float, accountant: Accountant) -> float | None:
-    from sfumato.accounting.accountants import epsilon
-
-    return finite(epsilon(mechanism, delta, accountant).epsilon)
 
 
 def _images(plan: Plan) -> tuple[Any, ...]:

@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -44,8 +43,7 @@ from sfumato.studies.plan import Planned, PlannedCell, Run, SweepOptions, images
 from sfumato.studies.result import CellRun, Sweep
 from sfumato.studies.summary import summary, write_for_owner
 from sfumato.training.logs import Progress
-from sfumato.training.loop import Looks
-from sfumato.training.process import Interrupted, stop_on_sigterm
+from sfumato.training.process import Interrupted, end_with, stop_on_sigterm
 from sfumato.training.trainer import Trainer
 
 PLAN_FILE, SWEEP_FILE = "plan.json", "sweep.json"
@@ -161,7 +159,7 @@ class Maker:
 
     def _make(self, run: Run, place: Path) -> None:
         """Trains a run, or goes on with it."""
-        cell, looks = self.planned.cell_of(run), Looks(frozenset(self.planned.steps_of(run)), training_images=True)
+        cell, looks = self.planned.cell_of(run), self.planned.steps_of(run)
         resume = place.is_dir() and any(place.iterdir())
         result = self.trainer_of(cell).run_plan(self.planned.plan_of(run), place, resume=resume, looks=looks)
         write_report(place)
@@ -197,7 +195,7 @@ def _work_side_by_side(planned: Planned, folder: Path) -> None:
     """Processes of this machine make what they can. One that fails leaves its run to whoever works next."""
     options = dataclasses.replace(planned.options, recipe=planned.recipe, report=note)
     asked, context = dataclasses.replace(planned, options=options), multiprocessing.get_context("spawn")
-    helpers = [context.Process(target=_help, args=(asked, folder)) for _ in range(options.workers)]
+    helpers = [context.Process(target=_help, args=(asked, folder, os.getpid())) for _ in range(options.workers)]
     for helper in helpers:
         helper.start()
     try:
@@ -213,20 +211,14 @@ def _work_side_by_side(planned: Planned, folder: Path) -> None:
         planned.options.report(f"{failed} of {len(helpers)} workers ended early; what they left is done here")
 
 
-def _help(planned: Planned, folder: Path) -> None:
-    """What a process of its own does. It ends with the one that started it."""
+def _help(planned: Planned, folder: Path, first: int) -> None:
+    """What a process of its own does. It ends with the first one, which started it."""
     import torch
-
-    def stop_with_the_first() -> None:
-        first = multiprocessing.parent_process()
-        assert first is not None
-        first.join()
-        os.kill(os.getpid(), signal.SIGTERM)
 
     os.setpgrp()  # Ctrl-C is for the first process, which then stops the others
     warnings.simplefilter("ignore")  # as on the command line
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // planned.options.workers))
-    threading.Thread(target=stop_with_the_first, daemon=True).start()
+    end_with(first, signal.SIGTERM)  # which then stops with a checkpoint
     try:
         with stop_on_sigterm():
             Maker(planned, folder).make_all(may_wait=False)

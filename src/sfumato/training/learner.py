@@ -1,6 +1,5 @@
 """Network, source and update of one run together, ready to take updates."""
 
-import dataclasses
 import os
 import re
 from collections.abc import Callable, Collection
@@ -33,21 +32,6 @@ from sfumato.training.step import OrdinaryStep, PrivateStep, Randomness, Rows
 from sfumato.training.world import World
 
 
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """Examples of one run: images, or features of them that are computed once.
-
-    Attributes:
-        train: Of the training images.
-        held_out: Of the held-out images.
-        drawn_from: What updates draw from: `train` with canaries behind, or people.
-    """
-
-    train: Examples
-    held_out: Examples
-    drawn_from: Examples | WithCanaries | People
-
-
 class Learner:
     """Takes updates. ``initialise`` must be called once, before the first.
 
@@ -62,14 +46,18 @@ class Learner:
         recorded: `speed` of another process, or of a run that goes on bit for bit; None: it is chosen.
 
     Attributes:
+        device: Where it computes.
         network: Model, and the part of it that trains.
-        source: What updates draw from; from `initialise` on.
+        train, held_out: Examples, which are images, or features of them that are computed once; from `initialise` on.
+        drawn_from: What updates draw from: `train`, with canaries behind, or people.
         update: How an update is computed: clipped, or ordinary.
         state: What an update changes.
         engine, methods, microbatch_size, num_workers: How gradients are computed.
     """
 
-    source: Source
+    train: Examples
+    held_out: Examples
+    drawn_from: Examples | WithCanaries | People
     update: PrivateStep | OrdinaryStep
     state: State
     methods: dict[str, str]
@@ -87,7 +75,7 @@ class Learner:
     ) -> None:
         keep_freed_memory()
         self.world = world
-        self._plan, self._dataset, self._device, self._report = plan, dataset, device, report
+        self._plan, self._dataset, self.device, self._report = plan, dataset, device, report
         recipe = plan.recipe
         refuse_missing_tf32(recipe.training.precision, device)
         speed = _speed(plan, device, recorded)
@@ -174,34 +162,32 @@ class Learner:
         self.state = State(self.network.model, self._plan.recipe, self.world)
         self.state.load_state_dict(state)
         with self.world.together():  # features, of the network that the run began with, take long
-            self.source = self._source(took_part)
+            self._find_examples(took_part)
 
-    def _source(self, took_part: np.ndarray | None) -> Source:
+    def _find_examples(self, took_part: np.ndarray | None) -> None:
         recipe, dataset = self._plan.recipe, self._dataset
-        train, held_out = self._seen(dataset.train), self._seen(dataset.held_out)
-        privacy = recipe.privacy
+        self.train, self.held_out = self._seen(dataset.train), self._seen(dataset.held_out)
+        self.drawn_from, privacy = self.train, recipe.privacy
         if privacy is not None and privacy.person_sampling == "persons":
             assert privacy.max_images_per_person is not None
-            return Source(train, held_out, People(train, privacy.max_images_per_person))
-        if took_part is None:
-            return Source(train, held_out, train)
-        how = pick(dataset.train, "mean", "std") | {"image_size": dataset.train.shape[1]}
-        stored_size = recipe.data.stored_size(dataset.train.shape[1])
-        images = canary_images(len(took_part), len(dataset.classes), stored_size=stored_size, **how)
-        return Source(train, held_out, WithCanaries(train, self._seen(images), took_part))
+            self.drawn_from = People(self.train, privacy.max_images_per_person)
+        elif took_part is not None:
+            how = pick(dataset.train, "mean", "std") | {"image_size": dataset.train.shape[1]}
+            stored_size = recipe.data.stored_size(dataset.train.shape[1])
+            images = canary_images(len(took_part), len(dataset.classes), stored_size=stored_size, **how)
+            self.drawn_from = WithCanaries(self.train, self._seen(images), took_part)
 
     def _seen(self, images: ImageSet) -> ImageSet | FeatureSet:
         """Images as `network.trained` takes them."""
         if self.network.backbone is None:
             return images
-        found = features_of(self.network.backbone, images, self._device, self._report)
+        found = features_of(self.network.backbone, images, self.device, self._report)
         self.network.model.train()
         return found
 
     def collect(self, randomness: Randomness) -> tuple[torch.Tensor, Rows]:
         """What the gradients of this process's share of an update add up to; in a private run nobody may see it."""
-        examples, share = self.source.drawn_from, self.world.share
-        grad_sum, rows = self.update.collect(examples, self.state.parameters, randomness, share)
+        grad_sum, rows = self.update.collect(self.drawn_from, self.state.parameters, randomness, self.world.share)
         return self.state.flat.join(grad_sum), rows
 
     def release(self, summed: Any, noise: Stream) -> torch.Tensor:

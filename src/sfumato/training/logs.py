@@ -18,13 +18,13 @@ from sfumato.config import RunConfig
 from sfumato.errors import InputError
 from sfumato.run_folder import record
 from sfumato.run_folder.files import OWNER, machine_faults, write_atomically
-from sfumato.run_folder.record import Metrics, PrivateMetrics
+from sfumato.run_folder.record import Metrics, PrivateMetrics, RecordLines
 
 TENSORBOARD_FOLDER = f"{OWNER}/tensorboard"
-# What is logged of lines of a kind: their file, beside which the log lies; names; how TensorBoard calls them; mode.
-_LOGGED: dict[type[Metrics | PrivateMetrics], tuple[str, tuple[str, ...], str, int]] = {
-    Metrics: (record.METRICS_FILE, ("epsilon", "accuracy", "accuracy_last"), "", 0o644),
-    PrivateMetrics: (record.PRIVATE_METRICS_FILE, ("loss", "clipped_fraction", "grad_norm"), "not_private/", 0o600),
+# Of lines of a kind: their file and its mode; what a log beside it repeats; how TensorBoard calls that.
+_LINES: dict[type[Metrics | PrivateMetrics], tuple[str, int, tuple[str, ...], str]] = {
+    Metrics: (record.METRICS_FILE, 0o644, ("epsilon", "accuracy", "accuracy_last"), ""),
+    PrivateMetrics: (record.PRIVATE_METRICS_FILE, 0o600, ("loss", "clipped_fraction", "grad_norm"), "not_private/"),
 }
 
 
@@ -41,7 +41,7 @@ class StepFacts:
     """Where a run stands after a step.
 
     Attributes:
-        epsilon_after: Epsilon of the first so many steps; None where the run is not private.
+        epsilon_after: Epsilon of the first so many steps, computed when asked for; None where the run is not private.
         accuracy: On held-out images when they were last looked at; None before.
         evaluated: Whether that was after this step.
     """
@@ -52,11 +52,6 @@ class StepFacts:
     accuracy: float | None
     images_per_second: float
     evaluated: bool
-
-    @property
-    def epsilon(self) -> float | None:
-        """Spent so far, computed when it is asked for."""
-        return self.epsilon_after(self.step)
 
 
 @contextlib.contextmanager
@@ -110,7 +105,8 @@ class Display:
     def _line(self, facts: StepFacts) -> str:
         done = facts.step - (self._first_step or 0)
         left = (time.perf_counter() - self._start) / max(done, 1) * (facts.num_steps - facts.step)
-        epsilon = "" if facts.epsilon is None else f"  epsilon {formats.epsilon_text(facts.epsilon)}"
+        spent = facts.epsilon_after(facts.step)
+        epsilon = "" if spent is None else f"  epsilon {formats.epsilon_text(spent)}"
         accuracy = "" if facts.accuracy is None else f"  held-out {formats.per_cent(facts.accuracy)}"
         minutes, seconds = divmod(int(left), 60)
         reached = f"step {facts.step}/{facts.num_steps}{epsilon}{accuracy}"
@@ -135,8 +131,8 @@ def log_kinds(run: RunConfig) -> set[Literal["csv", "tensorboard"]]:
 
 
 class Logs:
-    """Repeats what metrics.jsonl says; with `run.log_private` also losses and gradient norms, for the owner alone: no
-    guarantee covers them.
+    """The files of lines about steps, and what `run.log` asks for, which repeats metrics.jsonl; with `run.log_private`
+    also losses and gradient norms, for the owner alone: no guarantee covers them.
 
     Guarantee: without `run.log_private` a log holds what metrics.jsonl holds and nothing else: no time of any step,
         which would tell how many images it drew. An event's wall time is its step.
@@ -148,13 +144,16 @@ class Logs:
 
     def __init__(self, folder: Path, run: RunConfig) -> None:
         self._folder, self._kinds = folder, log_kinds(run)
-        self._logged = {kind: said for kind, said in _LOGGED.items() if kind is Metrics or run.log_private}
+        self._lines = {kind: RecordLines(folder / file, kind, mode) for kind, (file, mode, *_) in _LINES.items()}
+        self._logged = [kind for kind in _LINES if kind is Metrics or run.log_private]
         self._writer: Any = None
 
-    def go_on_from(self, first_step: int) -> None:
-        """Begins, or drops what was logged of this step and later ones, which are made again."""
-        for kind, (file, names, _, mode) in self._logged.items() if "csv" in self._kinds else ():
-            path = self._folder / file
+    def go_on_after(self, step: int) -> None:
+        """Begins, or drops what was said of later steps, which are made again."""
+        for lines in self._lines.values():
+            lines.keep_up_to(step)
+        for kind in self._logged if "csv" in self._kinds else []:
+            path, (_, mode, names, _) = self._lines[kind].path, _LINES[kind]
             rows = [_row(line, names) for line in record.read_lines(path, kind)]
             write_atomically(path.with_suffix(".csv"), "".join([_text(("step", *names)), *rows]).encode(), mode)
         if "tensorboard" in self._kinds:
@@ -163,14 +162,15 @@ class Logs:
             place = self._folder / TENSORBOARD_FOLDER
             with machine_faults(place):
                 place.mkdir(exist_ok=True)
-            self._writer = SummaryWriter(str(place), purge_step=first_step)
+            self._writer = SummaryWriter(str(place), purge_step=step + 1)
 
     def log(self, line: Metrics | PrivateMetrics) -> None:
-        """What an evaluated step reached; or statistics of training images, where they are asked for."""
+        """What an evaluated step reached; or statistics of training images, which no log repeats unless asked to."""
+        lines, (_, _, names, prefix) = self._lines[type(line)], _LINES[type(line)]
+        lines.append(line)
         if type(line) not in self._logged:
             return
-        file, names, prefix, _ = self._logged[type(line)]
-        path = (self._folder / file).with_suffix(".csv")
+        path = lines.path.with_suffix(".csv")
         if "csv" in self._kinds:
             with machine_faults(path), path.open("a", encoding="ascii") as log:
                 log.write(_row(line, names))

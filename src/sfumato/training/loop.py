@@ -12,18 +12,16 @@ import numpy as np
 import torch
 
 from sfumato import __version__
-from sfumato.accounting.accountants import EpsilonCurve
 from sfumato.clipping.clip import convolutions
 from sfumato.data.examples import Dataset, dataset_digest
 from sfumato.errors import InputError, MachineError
-from sfumato.json_record import finite, pick
 from sfumato.models.weights import Weights, read_weights
-from sfumato.planning.claims import claims
 from sfumato.planning.resolve import Plan
 from sfumato.randomness import Stream, Streams
 from sfumato.run_folder import files, launch, ledger, record
+from sfumato.run_folder.checkpoint import Checkpoint
 from sfumato.run_folder.launch import Launch
-from sfumato.run_folder.record import Metrics, PrivateMetrics, Result
+from sfumato.run_folder.record import PrivateMetrics, Result
 from sfumato.run_folder.verification import verify_run
 from sfumato.training.learner import Learner, pick_device
 from sfumato.training.logs import Progress, StepFacts, log_kinds
@@ -40,20 +38,6 @@ from sfumato.training.world import World
 from sfumato.training.writer import Writer
 
 
-@dataclasses.dataclass(frozen=True)
-class Looks:
-    """What is looked at besides what the recipe asks for. Nothing that is released depends on it.
-
-    Attributes:
-        steps: After which held-out images are looked at, too.
-        training_images: Whether accuracy on training images is noted for the owner (metrics_private.jsonl) after these
-            steps and the last one: no guarantee covers it.
-    """
-
-    steps: frozenset[int] = frozenset()
-    training_images: bool = False
-
-
 def train(
     plan: Plan,
     dataset: Dataset,
@@ -64,7 +48,7 @@ def train(
     max_lost: float = ledger.MOST_LOST,
     trust: Collection[str] = (),
     progress: Progress = Progress(),  # noqa: B008  (immutable)
-    looks: Looks = Looks(),  # noqa: B008  (immutable)
+    looks: Collection[int] = (),
     world: World = World(),  # noqa: B008  (without state)
 ) -> Result:
     """Trains a model and writes the run folder.
@@ -80,7 +64,8 @@ def train(
         folder: Of the new run, or of the one to go on with.
         device, resume, max_lost, trust: As in `sfumato.train`; a run that is complete returns its result again.
         progress: Who watches.
-        looks: What is evaluated besides.
+        looks: After which steps held-out images are looked at too, and training images: their accuracy is noted for the
+            owner (metrics_private.jsonl), since no guarantee covers it. Nothing that is released depends on it.
         world: The processes that train it together.
 
     Returns:
@@ -208,8 +193,10 @@ class _Run:
     """The loop's variables; ``finish`` reads from top to bottom. Each rank has one.
 
     Attributes:
-        writer: Of the first rank; None in the others.
+        writer: Of the first rank, which alone has one.
     """
+
+    writer: Writer
 
     def __init__(
         self,
@@ -219,52 +206,41 @@ class _Run:
         world: World,
         started: Launch | None,
         progress: Progress,
-        looks: Looks,
+        looks: Collection[int],
     ) -> None:
         self.plan, self.dataset, self.learner, self.world = plan, dataset, learner, world
         self.progress, self.looks = progress, looks
         self.streams = Streams(plan.recipe.run.seed)
         self.mechanism = plan.mechanism
         self.draws = Draws(plan.mechanism, learner.views, self.streams)
-        self.writer = None if started is None else Writer(plan, dataset, learner, started, self._epsilon_at)
         self.seconds: dict[str, float] = {}
         self.started_at = time.perf_counter()
-        self._initialise()
+        if started is not None:
+            self.writer = Writer(plan, dataset, learner, started)
+        self._initialise(None if started is None else started.checkpoint)
         self.releases_before = self.num_releases
 
-    def _initialise(self) -> None:
+    def _initialise(self, found: Checkpoint | None) -> None:
         """All that is drawn once, in checkpoint 0; or what the newest checkpoint has."""
-        found = None if self.writer is None else self.writer.started.checkpoint
         is_new, word, took_part = self.world.same(lambda: (found is None, *self._drawn_once()))
         self.learner.initialise(word, took_part, None if found is None else found.state)
         here: tuple[int, int, float] = (0, 0, 0.0)
         if found is not None:
             here = found.num_releases, found.step, found.facts["seconds"]
         kept, self.step, self.seconds_before = self.world.same(lambda: here)
-        self.num_releases = self.world.same(lambda: self._started.ledger.lines.num_releases)
+        self.num_releases = self.world.same(lambda: self.writer.started.ledger.lines.num_releases)
         if is_new:
             self._checkpoint(waits=True)
         elif lost := self.num_releases - kept:
             self.progress.message(
                 f"{lost} update(s) since the last checkpoint are lost: they were released and count for the epsilon"
             )
-        if self.writer is not None:
+        if self.world.is_first:
             self.writer.go_on_after(kept)
-
-    @property
-    def _first(self) -> Writer:
-        """In the first rank."""
-        assert self.writer is not None
-        return self.writer
-
-    @property
-    def _started(self) -> Launch:
-        """In the first rank."""
-        return self._first.started
 
     def _drawn_once(self) -> tuple[np.ndarray, np.ndarray | None]:
         """A word for the initial weights, and which canaries take part."""
-        started, num_canaries = self._started, self.plan.recipe.audit.canaries
+        started, num_canaries = self.writer.started, self.plan.recipe.audit.canaries
         word, took_part = self.streams.stream("initial weights").uint64(1), None
         if num_canaries and started.checkpoint is None:
             stream = self.streams.stream("coins of canaries")
@@ -276,7 +252,7 @@ class _Run:
     def finish(self) -> Result:
         """Takes every update that is left, evaluates, and writes what a finished run leaves."""
         with contextlib.ExitStack() as stack:
-            if self.writer is not None:
+            if self.world.is_first:
                 self.writer.certify(self.step)
                 stack.callback(self.writer.close)
             with watch_for_interrupts() as interrupted, self._kept_when_the_disk_fails():
@@ -307,7 +283,7 @@ class _Run:
                 grad_sum, rows = learner.collect(randomness)  # of this rank's share
                 summed = world.sum(grad_sum)
             with self._timed("ledger"):  # on disk before any noise is drawn
-                noise = Stream(world.key(functools.partial(self._counted, release)))
+                noise = Stream(world.same(functools.partial(self._counted, release)))
             with self._timed("update"):
                 private_grad = learner.release(summed, noise)
                 self.num_releases, self.step = release, self.step + 1
@@ -315,88 +291,65 @@ class _Run:
 
             evaluated = self._is_looked_at(release)
             if evaluated:
-                scores = self._evaluate(release)
+                with self._timed("evaluation"):
+                    scores = held_out_scores(learner, self.dataset)
+                if world.is_first:
+                    self.writer.look(release, scores)
             if evaluated or self._has_norms(release):
                 self._note(release, rows, summed)
-            accuracy = scores.averaged.accuracy if scores else None
-            rate = self._images_per_second(release)
-            self.progress.step(StepFacts(release, num_steps, self._epsilon_at, accuracy, rate, evaluated))
-            stops, is_due = world.any(interrupted(), self.writer is not None and self._is_due())
+            if world.is_first:
+                accuracy = scores.averaged.accuracy if scores else None
+                rate = self._images_per_second()
+                self.progress.step(StepFacts(release, num_steps, self.writer.epsilon_at, accuracy, rate, evaluated))
+            stops, is_due = world.any(interrupted(), world.is_first and self.writer.is_due())
             if stops or is_due:
                 with self._timed("checkpoint"):
                     self._checkpoint(waits=stops)
             if stops and release < num_steps:
-                raise Interrupted(release, num_steps)
+                raise Interrupted(f"interrupted after step {release} of {num_steps}")
         return scores or held_out_scores(learner, self.dataset)
 
     def _counted(self, release: int) -> bytes:
         """The key of a release's noise, once it is on the ledger."""
-        self._started.append(self.step + 1)
+        self.writer.started.append(self.step + 1)
         return self.draws.noise_key(release)
-
-    def _is_due(self) -> bool:
-        return self._started.is_due(self.plan.recipe.training.checkpoint_every)
 
     def _is_looked_at(self, release: int) -> bool:
         num_steps = self.mechanism.num_steps
-        return release in self.looks.steps or release == num_steps or release % self.plan.evaluate_every == 0
+        return release in self.looks or release == num_steps or release % self.plan.evaluate_every == 0
 
     def _has_norms(self, release: int) -> bool:
         every = self.plan.recipe.training.norm_histogram_every
         return every is not None and (release == 1 or release % every == 0)
 
-    def _evaluate(self, release: int) -> HeldOutScores:
-        with self._timed("evaluation"):
-            scores = held_out_scores(self.learner, self.dataset)
-        if self.writer is not None:
-            accuracies = {"accuracy": scores.averaged.accuracy, "accuracy_last": scores.accuracy_last}
-            self.writer.look(Metrics(step=release, epsilon=self._epsilon_at(release), **accuracies))
-        return scores
-
     def _note(self, release: int, rows: Rows, summed: Any) -> None:
         """For the owner; what a diverged run has no finite number for is None, and no reason to stop."""
-        is_asked = self.looks.training_images and release in {*self.looks.steps, self.mechanism.num_steps}
-        train_accuracy = accuracy_on_training_images(self.learner) if is_asked else None
+        train_accuracy = accuracy_on_training_images(self.learner) if release in self.looks else None
         signal, with_norms = self.world.norm(summed), self._has_norms(release)
         every = Rows(*(self.world.gather(values.double()) for values in (rows.norms, rows.losses)))
-        if self.writer is None:
-            return
-        statistics = self.learner.update.statistics(every, signal, self.learner.num_parameters, with_norms)
-        numbers = pick(statistics, "loss", "clipped_fraction", "grad_norm", "clipped_square")
-        self.writer.note(
-            PrivateMetrics(
-                step=release,
-                **{name: finite(value) for name, value in numbers.items()},
-                norms=statistics.norms,
-                train_accuracy=train_accuracy,
-                seconds=self._elapsed(),
-                phases=self.seconds,
+        if self.world.is_first:
+            statistics = self.learner.update.statistics(every, signal, self.learner.num_parameters, with_norms)
+            self.writer.note(
+                PrivateMetrics(
+                    step=release,
+                    **statistics,
+                    train_accuracy=train_accuracy,
+                    seconds=self._elapsed(),
+                    phases=self.seconds,
+                )
             )
-        )
-
-    def _epsilon_at(self, release: int) -> float | None:
-        """After so many releases; of a run that was selected from several, that of the whole plan."""
-        return self._curve(release)
-
-    @functools.cached_property
-    def _curve(self) -> Callable[[int], float | None]:
-        plan = self.plan
-        if plan.selection is not None or not plan.private:
-            whole = claims(plan, plan.mechanism).epsilon
-            return lambda release: whole
-        return EpsilonCurve(self.mechanism, plan.delta, plan.recipe.budget.accountant).at
 
     def _checkpoint(self, *, waits: bool) -> None:
         state = self.learner.state.state_dict()
-        if self.writer is not None:
+        if self.world.is_first:
             self.writer.checkpoint(state, self.step, self._elapsed(), waits=waits)
 
     def _elapsed(self) -> float:
         return self.seconds_before + time.perf_counter() - self.started_at
 
-    def _images_per_second(self, release: int) -> float:
+    def _images_per_second(self) -> float:
         """Expected, not realised, batches: the realised count is sensitive."""
-        taken = release - self.releases_before
+        taken = self.num_releases - self.releases_before
         return self.mechanism.batch_size * taken / max(time.perf_counter() - self.started_at, 1e-9)
 
     @contextlib.contextmanager
@@ -414,4 +367,4 @@ class _Run:
         with_views = scores_with_views(self.learner, self.dataset, test_views, self.progress.message)
         weights = self.learner.state.averaged_state_dict()
         found = self.step, self._elapsed(), scores, with_views, weights
-        return self.world.same(lambda: self._first.complete(*found))
+        return self.world.same(lambda: self.writer.complete(*found))

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
+from sfumato.clipping.clip import at_least_float32
 from sfumato.randomness import Stream
 
 _GRID_BITS = 12
@@ -49,8 +50,7 @@ def add_noise(grad_sum: Mapping[str, torch.Tensor], noise_stddev: float, stream:
         Parameter name -> float32 noisy sum, of the same shapes.
     """
     values = list(grad_sum.values())
-    wide = [value if value.dtype in (torch.float32, torch.float64) else value.float() for value in values]
-    flat = np.concatenate([value.numpy(force=True).reshape(-1) for value in wide])
+    flat = np.concatenate([at_least_float32(value).numpy(force=True).reshape(-1) for value in values])
     noisy = with_noise(torch.from_numpy(flat), noise_stddev, stream).numpy()
     parts = np.split(noisy, np.cumsum([value.numel() for value in values])[:-1])
     return {

@@ -43,7 +43,7 @@ class HeldOutScores:
 
 def held_out_scores(learner: Learner, dataset: Dataset) -> HeldOutScores:
     """Scores of the averaged weights, and the accuracy of the last ones."""
-    objective, held_out = learner.objective, learner.source.held_out
+    objective, held_out = learner.objective, learner.held_out
     labels = held_out.labels
     last = score(objective.decision_logits(learner.logits(held_out)), labels)
     has_several = objective.is_multilabel
@@ -63,7 +63,7 @@ def accuracy_on_training_images(learner: Learner) -> float | None:
 
     The model keeps nothing of images: it was checked.
     """
-    trained, images = learner.network.trained, learner.source.train
+    trained, images = learner.network.trained, learner.train
     with learner.state.averaged_weights(), random_state_kept(next(trained.parameters())):
         decided = decided_labels(learner.objective.decision_logits(learner.logits(images)), images.labels)
     right = (decided == images.labels)[images.readable]
@@ -84,7 +84,7 @@ def scores_with_views(learner: Learner, dataset: Dataset, num_views: int, say: C
 
 def warning_of_chance(learner: Learner, classes: Sequence[str], scores: HeldOutScores) -> str | None:
     """Of a model that has learned nothing that shows."""
-    labels, balanced, chance = learner.source.held_out.labels, scores.averaged.balanced_accuracy, 1 / len(classes)
+    labels, balanced, chance = learner.held_out.labels, scores.averaged.balanced_accuracy, 1 / len(classes)
     chance = 0.5 if learner.objective.is_multilabel else chance
     if len(labels.unique()) < 2:
         return None
@@ -121,7 +121,7 @@ def save_weights(
             offsets=learner.objective.offsets,
             fitted_on="held-out",
             is_multilabel=learner.objective.is_multilabel,
-            num_images=len(learner.source.held_out.labels),
+            num_images=len(learner.held_out.labels),
         )
         metadata["calibration"] = fitted.model_dump_json()
     files.write_with_metadata(path, to_bytes(tensors), metadata)

@@ -1,19 +1,19 @@
-"""What a run asks of its process: signals end it after its current step, with a checkpoint; freed memory is kept."""
+"""What a run asks of its process: signals end it after its current step, with a checkpoint; it ends with who started
+it; freed memory is kept.
+"""
 
 import contextlib
 import ctypes
+import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 
 class Interrupted(Exception):
-    """The run was asked to stop; a checkpoint of ``step`` is on disk."""
-
-    def __init__(self, step: int, num_steps: int) -> None:
-        super().__init__(f"interrupted after step {step} of {num_steps}")
-        self.step = step
+    """The run was asked to stop; a checkpoint of its last step is on disk."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -61,6 +61,17 @@ def _handled(handler: Callable[[int, object], None], *numbers: signal.Signals) -
         for number in numbers:
             afterwards.callback(signal.signal, number, signal.signal(number, handler))
         yield
+
+
+def end_with(parent: int, number: signal.Signals) -> None:
+    """Sends this process a signal once the one that started it is dead: it would train on, and hold the run folder."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 # Numbers of glibc's mallopt (malloc.h).

@@ -97,13 +97,12 @@ class State:
     def state_dict(self) -> dict[str, Any]:
         """Everything of it, for a checkpoint: copies in the first process's memory, elsewhere anything."""
         averages = [self._named(average) for average in self.averages]
-        memory: dict[int, dict[str, torch.Tensor]] = {place: {} for place in range(len(self.parameters))}
-        for key, value in sorted(self.optimizer.state[self.mine].items()):
-            own = [value.clone() for _ in memory] if key == _COUNT else self._named(value).values()
-            for place, part in enumerate(own):
-                memory[place][key] = part
+        memory = {
+            key: value.clone() if key == _COUNT else self._named(value)
+            for key, value in sorted(self.optimizer.state[self.mine].items())
+        }
         model = {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
-        return {"model": model, "averages": averages, "optimizer": memory if self.optimizer.state else {}}
+        return {"model": model, "averages": averages, "optimizer": memory}
 
     def _named(self, mine: torch.Tensor) -> dict[str, torch.Tensor]:
         whole = self._world.whole(mine, len(self.flat.values))
@@ -119,14 +118,11 @@ class State:
         for value in self.model.state_dict().values():
             self._world.from_first(value)
         averages, memory = ([], {}) if state is None else (state["averages"], state["optimizer"])
-        first = memory.get(0, {})  # counts are the same for all parameters
-        kept = self._world.same(lambda: state and {key: first[key] if key == _COUNT else None for key in first})
+        kept = self._world.same(lambda: state and {key: memory[key] if key == _COUNT else None for key in memory})
         for number, average in enumerate(self.averages):
             average.copy_(self.mine if kept is None else self._mine(averages[number] if averages else {}))
         for key, count in (kept or {}).items():
-            # Parameters were numbered in the order of averages, which may be another than the model's now.
-            parts = {name: memory[place][key] for place, name in enumerate(averages[0])} if averages else {}
-            self.optimizer.state[self.mine][key] = count if key == _COUNT else self._mine(parts)
+            self.optimizer.state[self.mine][key] = count if key == _COUNT else self._mine(memory.get(key, {}))
 
     def _mine(self, parts: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """This rank's shard of what the first process has of each parameter, by name."""

@@ -56,22 +56,6 @@ class Rows:
     losses: torch.Tensor
 
 
-@dataclasses.dataclass(frozen=True)
-class Statistics:
-    """Aggregates over the training images of one update: not private.
-
-    Attributes:
-        clipped_square: Mean square of the clipped gradients' norms, in units of the clipping norm.
-        norms: At the steps where it was asked for.
-    """
-
-    loss: float
-    clipped_fraction: float
-    grad_norm: float
-    clipped_square: float
-    norms: NormHistogram | None = None
-
-
 def all_of(count: int) -> slice:
     """The share of whoever works alone."""
     return slice(count)
@@ -148,8 +132,9 @@ class PrivateStep:
         """The same: each example's gradient was clipped."""
         return private_grad
 
-    def statistics(self, rows: Rows, signal: float, num_parameters: int, with_norms: bool) -> Statistics:
-        """Of one update.
+    def statistics(self, rows: Rows, signal: float, num_parameters: int, with_norms: bool) -> dict[str, Any]:
+        """Aggregates over the training images of one update, as `PrivateMetrics` has them: not private. What a diverged
+        run has no finite number for is None.
 
         Args:
             rows: Of all of its examples.
@@ -163,11 +148,15 @@ class PrivateStep:
         norms = norm_histogram(rows, self.grad_fn.clipping_norm, signal, noise) if with_norms else None
         is_finite = torch.isfinite(norm) & torch.isfinite(loss)
         if not is_finite.any():
-            return Statistics(0.0, 0.0, 0.0, 0.0, norms)
+            return {"loss": 0.0, "clipped_fraction": 0.0, "grad_norm": 0.0, "clipped_square": 0.0, "norms": norms}
         norm, loss = norm[is_finite], loss[is_finite]
-        clipped = (norm > self.grad_fn.clipping_norm).double().mean()
-        square = (norm / self.grad_fn.clipping_norm).clamp(max=1).square().mean()
-        return Statistics(float(loss.mean()), float(clipped), float(norm.square().mean().sqrt()), float(square), norms)
+        return {
+            "loss": finite(float(loss.mean())),
+            "clipped_fraction": float((norm > self.grad_fn.clipping_norm).double().mean()),
+            "grad_norm": finite(float(norm.square().mean().sqrt())),
+            "clipped_square": float((norm / self.grad_fn.clipping_norm).clamp(max=1).square().mean()),
+            "norms": norms,
+        }
 
 
 class OrdinaryStep:
@@ -241,13 +230,13 @@ class OrdinaryStep:
         norm = math.sqrt(total(float(gradient.square().sum())))
         return gradient * min(1 / self.max_grad_norm, 1 / max(norm, 1e-12))
 
-    def statistics(self, rows: Rows, signal: float, num_parameters: int, with_norms: bool) -> Statistics:
+    def statistics(self, rows: Rows, signal: float, num_parameters: int, with_norms: bool) -> dict[str, Any]:
         """Of one update, whose norm is that of the mean gradient."""
-        loss = float(rows.losses.double().mean()) if len(rows.losses) else 0.0
-        return Statistics(loss, 0.0, signal, 0.0)
+        loss = finite(float(rows.losses.double().mean()) if len(rows.losses) else 0.0)
+        return {"loss": loss, "clipped_fraction": 0.0, "grad_norm": finite(signal), "clipped_square": 0.0}
 
 
-def draw(mechanism: Mechanism, indices: np.ndarray, views: Views, view: Stream, model: Stream) -> Randomness:
+def draw(indices: np.ndarray, views: Views, view: Stream, model: Stream) -> Randomness:
     """The sampled examples, the bits of their views, and the key of the random numbers inside the
     model.
     """
@@ -302,7 +291,7 @@ class Draws:
             indices = poisson_batch(self._mechanism, stream)
         else:  # an epoch's order belongs to many updates
             indices = self._shuffling.batch(self._mechanism.batch_size, release)
-        return draw(self._mechanism, indices, self._views, view, model)
+        return draw(indices, self._views, view, model)
 
     def noise_key(self, release: int) -> bytes:
         """Of the stream of an update's noise. Asked for once it is on the ledger."""

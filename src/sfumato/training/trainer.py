@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from sfumato import config
 from sfumato.accounting.accountants import epsilon_together
@@ -44,25 +45,21 @@ from sfumato.training.world import world_here
 _EQUAL = "equal seeds give equal runs, which say nothing of the spread"
 
 
+@dataclasses.dataclass(frozen=True)
 class Trainer:
     """Trains recipes, one after another, on a data set that is loaded once.
 
-    Args:
+    Attributes:
         dataset: What the recipes name.
         device: "auto", "cpu", "cuda" ...
         trust: Modules that may be imported for a recipe's model, each by its full name.
         progress: Who watches, unless `run` is told otherwise.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        *,
-        device: str = "auto",
-        trust: Collection[str] = (),
-        progress: Progress = Progress(),  # noqa: B008  (immutable)
-    ) -> None:
-        self.dataset, self.device, self.trust, self.progress = dataset, device, trust, progress
+    dataset: Dataset
+    device: str = "auto"
+    trust: Collection[str] = ()
+    progress: Progress = Progress()
 
     def run(self, recipe: config.Recipe, folder: Path, **options: Any) -> Result:
         """Resolves a recipe and trains it in a folder. See `run_plan`."""
@@ -327,11 +324,11 @@ def expected_seconds(
     learner = Learner(plan, _random_images(facts), pick_device(device), trust=trust)
     learner.initialise(np.zeros(1, dtype=np.uint64))
     size = min(learner.microbatch_size * learner.num_workers, facts.num_examples)
-    mechanism, streams = plan.mechanism.replace(batch_size=size), Streams()
+    streams = Streams()
     sums, updates = [], []  # a sum takes as long as its batch is large, an update does not
     for step in (1, 2, 3):
         view, model = streams.stream("view"), streams.stream("model")
-        randomness = draw(mechanism, np.arange(size) % 8, learner.views, view, model)
+        randomness = draw(np.arange(size) % 8, learner.views, view, model)
         start = time.perf_counter()
         grad_sum, _ = learner.collect(randomness)
         sums.append(time.perf_counter() - start)
@@ -339,36 +336,25 @@ def expected_seconds(
         updates.append(time.perf_counter() - start - sums[-1])
     seconds = min(sums) / size * plan.mechanism.batch_size + min(updates)
     looks = math.ceil(plan.mechanism.num_steps / plan.evaluate_every)
-    seconds_of_looks = looks * 2 * _seconds_of_predictions(learner) * num_held_out  # last and averaged weights
-    features = _seconds_of_features(learner, facts.num_examples + num_held_out)
-    return features + seconds * plan.mechanism.num_steps + seconds_of_looks
+    network, rows = learner.network, ROWS[learner.device.type]
+    predictions = looks * 2 * num_held_out  # by last and averaged weights
+    whole = seconds * plan.mechanism.num_steps
+    whole += predictions * _seconds_of_one(network.trained, network.blank_examples(rows))
+    if network.backbone is not None:
+        whole += (facts.num_examples + num_held_out) * _seconds_of_one(network.backbone, network.blank(rows))
+    return whole
 
 
 @torch.inference_mode()
-def _seconds_of_features(learner: Learner, num_images: int) -> float:
-    """How long the features of so many images will take, from a batch of blank ones; 0 where none are computed."""
-    network, times = learner.network, []
-    if network.backbone is None:
-        return 0.0
-    rows = ROWS[network.blank(1).device.type]
+def _seconds_of_one(network: nn.Module, blank: torch.Tensor) -> float:
+    """Of one of a batch."""
+    times = []
     for _ in range(2):
         start = time.perf_counter()
         with QuickProducts():
-            network.backbone(network.blank(rows)).sum().item()
+            network(blank).sum().item()
         times.append(time.perf_counter() - start)
-    return min(times) / rows * num_images
-
-
-@torch.inference_mode()
-def _seconds_of_predictions(learner: Learner) -> float:
-    """Of one image, or its features."""
-    trained, held_out = learner.network.trained, learner.source.held_out
-    device = next(trained.parameters()).device
-    count = ROWS[device.type]
-    rows = held_out.batch(torch.arange(count) % len(held_out), device)
-    start = time.perf_counter()
-    trained(rows).sum().item()
-    return (time.perf_counter() - start) / count
+    return min(times) / len(blank)
 
 
 def _random_images(facts: Facts) -> Dataset:

@@ -6,7 +6,6 @@ own part of it (De et al. 2022, Lemma A.1).
 """
 
 import contextlib
-import ctypes
 import datetime
 import itertools
 import math
@@ -14,7 +13,6 @@ import os
 import pickle
 import re
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +25,7 @@ import torch.distributed as dist
 from sfumato.errors import InputError, MachineError, first_line
 from sfumato.run_folder.launch import is_under_torchrun
 from sfumato.training.noise import BLOCK
+from sfumato.training.process import end_with
 
 Value = TypeVar("Value")
 Part = Callable[[torch.Tensor, int], torch.Tensor]
@@ -39,7 +38,6 @@ _GRACE = 60.0
 """Seconds in which a rank that lost the others ends, or torchrun kills it."""
 _WORLDS = itertools.count()
 """Of this process, one after another."""
-_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG, of prctl.h
 
 
 class World:
@@ -72,10 +70,6 @@ class World:
 
     def same(self, compute: Callable[[], Value]) -> Value:
         """What the first process computes, in all of them."""
-        return compute()
-
-    def key(self, compute: Callable[[], bytes]) -> bytes:
-        """The same of 32 bytes, in one message."""
         return compute()
 
     def any(self, *flags: bool) -> list[bool]:
@@ -116,16 +110,11 @@ class World:
     def from_first(self, tensor: torch.Tensor) -> None:
         """Gives a tensor the values that it has in the first process."""
 
-    def close(self) -> None:
-        """Nothing follows."""
-
     def __enter__(self) -> "World":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """`close`, where no process is lost."""
-        if kind is None or issubclass(kind, InputError):
-            self.close()
+        """Nothing follows."""
 
 
 class Ranks(World):
@@ -141,7 +130,7 @@ class Ranks(World):
     """
 
     def __init__(self, device: torch.device, timeout: float, sharded: bool) -> None:
-        end_with_parent()
+        end_with(os.getppid(), signal.SIGKILL)
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         patience = datetime.timedelta(seconds=timeout)
         with self._lost():  # the library's own patience is half an hour
@@ -195,11 +184,6 @@ class Ranks(World):
         self._wait(dist.broadcast(data, 0, async_op=True))
         value: Value = pickle.loads(data.numpy().tobytes())
         return value
-
-    def key(self, compute: Callable[[], bytes]) -> bytes:
-        key = torch.frombuffer(bytearray(compute() if self.is_first else bytes(32)), dtype=torch.uint8)
-        self._wait(dist.broadcast(key, 0, async_op=True))
-        return key.numpy().tobytes()
 
     def any(self, *flags: bool) -> list[bool]:
         found = torch.tensor(flags, dtype=torch.uint8)
@@ -255,14 +239,10 @@ class Ranks(World):
     def whole(self, mine: torch.Tensor, length: int) -> torch.Tensor:
         if not self.is_sharded:
             return super().whole(mine, length)
-        own, found = mine.detach(), torch.empty(length if self.is_first else 0, dtype=mine.dtype)
-        first = self.shard(length).start
-        for owner, span in self._spans(length):
-            part = own[span.start - first : span.stop - first] if owner == self.rank else own.new_empty(_length(span))
-            self._wait(dist.broadcast(part, owner, async_op=True))  # Gloo's send never says that it is done
-            if self.is_first:
-                found[span] = part
-        return found
+        vector = mine.new_empty(length)
+        vector[self.shard(length)] = mine.detach()
+        self.spread(vector)
+        return vector.cpu() if self.is_first else vector
 
     def _spans(self, length: int) -> Iterator[tuple[int, slice]]:
         """The parts of a vector that travel at once, in the same order in all ranks, each with the rank that owns it:
@@ -289,8 +269,9 @@ class Ranks(World):
         self._wait(dist.broadcast(sent.view(-1).view(torch.uint8), 0, async_op=True))
         tensor.copy_(sent)
 
-    def close(self) -> None:
-        dist.destroy_process_group()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None or issubclass(kind, InputError):  # no process is lost
+            dist.destroy_process_group()
 
     def _wait(self, work: Any, left: threading.Event | None = None) -> None:
         pause = 2e-5
@@ -314,19 +295,6 @@ class Ranks(World):
             ) from error
 
 
-def _length(span: slice) -> int:
-    return int(span.stop - span.start)
-
-
 def world_here(device: torch.device, timeout: float, sharded: bool) -> World:
     """The ranks that torchrun started this process with; else this process alone."""
     return Ranks(device, timeout, sharded) if is_under_torchrun() else World()
-
-
-def end_with_parent() -> None:
-    """Has Linux kill this process once torchrun's agent is dead: it would train on, and hold the run folder."""
-    if sys.platform == "linux":
-        parent = os.getppid()
-        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != parent:
-            os.kill(os.getpid(), signal.SIGKILL)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 
 from sfumato import __version__
+from sfumato.accounting.accountants import EpsilonCurve
 from sfumato.data.examples import Dataset
 from sfumato.evaluation.augtest import WithViews
 from sfumato.planning.claims import claims
@@ -15,7 +16,7 @@ from sfumato.planning.resolve import Plan
 from sfumato.run_folder import ledger, record
 from sfumato.run_folder.certificate import certificate, counted, public_inputs, repeated
 from sfumato.run_folder.launch import Launch
-from sfumato.run_folder.record import Certificate, Metrics, PrivateMetrics, RecordLines, Result, ResultClaims
+from sfumato.run_folder.record import Certificate, Metrics, PrivateMetrics, Result, ResultClaims
 from sfumato.training.learner import Learner
 from sfumato.training.logs import Logs
 from sfumato.training.outcome import HeldOutScores, save_weights
@@ -27,38 +28,42 @@ class Writer:
     Args:
         plan, dataset, learner: Of the run.
         started: Its folder and ledger.
-        curve: Epsilon after so many releases.
+
+    Attributes:
+        epsilon_at: Epsilon after so many releases; of a run that was selected from several, that of the whole plan.
 
     Raises:
         MachineError: By every method, if another start took the folder over, or a file cannot be written.
     """
 
-    def __init__(
-        self, plan: Plan, dataset: Dataset, learner: Learner, started: Launch, curve: Callable[[int], float | None]
-    ) -> None:
-        self.plan, self.dataset, self.learner, self.started, self.curve = plan, dataset, learner, started, curve
+    epsilon_at: Callable[[int], float | None]
+
+    def __init__(self, plan: Plan, dataset: Dataset, learner: Learner, started: Launch) -> None:
+        self.plan, self.dataset, self.learner, self.started = plan, dataset, learner, started
         self.folder, self.claims = started.folder, claims(plan, plan.mechanism)
-        self.metrics = RecordLines(self.folder / record.METRICS_FILE, Metrics)
-        self.metrics_private = RecordLines(self.folder / record.PRIVATE_METRICS_FILE, PrivateMetrics, mode=0o600)
+        if plan.selection is not None or not plan.private:
+            self.epsilon_at = lambda release: self.claims.epsilon
+        else:
+            self.epsilon_at = EpsilonCurve(plan.mechanism, plan.delta, plan.recipe.budget.accountant).at
         self.logs = Logs(self.folder, plan.recipe.run)
 
     def go_on_after(self, release: int) -> None:
         """Takes out what earlier starts wrote of later releases."""
         self.started.refuse_other()
-        self.metrics.keep_up_to(release)
-        self.metrics_private.keep_up_to(release)
-        self.logs.go_on_from(release + 1)
+        self.logs.go_on_after(release)
 
-    def look(self, line: Metrics) -> None:
+    def is_due(self) -> bool:
+        """Whether a checkpoint is: `Launch.is_due`."""
+        return self.started.is_due(self.plan.recipe.training.checkpoint_every)
+
+    def look(self, release: int, scores: HeldOutScores) -> None:
         """What held-out images say."""
-        self.started.refuse_other()
-        self.metrics.append(line)
-        self.logs.log(line)
+        accuracies = {"accuracy": scores.averaged.accuracy, "accuracy_last": scores.accuracy_last}
+        self.note(Metrics(step=release, epsilon=self.epsilon_at(release), **accuracies))
 
-    def note(self, line: PrivateMetrics) -> None:
-        """For the owner."""
+    def note(self, line: Metrics | PrivateMetrics) -> None:
+        """What anybody may read, or the owner."""
         self.started.refuse_other()
-        self.metrics_private.append(line)
         self.logs.log(line)
 
     def checkpoint(self, state: dict[str, Any], step: int, seconds: float, *, waits: bool) -> None:
@@ -75,7 +80,7 @@ class Writer:
     def _certificate(self, status: Literal["running", "complete"], step: int) -> Certificate:
         public = public_inputs(self.plan, self.dataset, self.learner.network.fitted)
         lines, path = self.started.ledger.lines, self.started.ledger.path
-        so_far = None if self.plan.selection else self.curve(lines.num_releases)
+        so_far = None if self.plan.selection else self.epsilon_at(lines.num_releases)
         counts = counted(lines, step, so_far, ledger.sha256_of(path)) | {"budget": self.started.reserved}
         return certificate(self.plan, self.claims, status, public, counts)
 

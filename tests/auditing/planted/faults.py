@@ -20,7 +20,7 @@ _FRESH, _STDDEV = 'return self._streams.key("noise", release)', "self.noise_stdd
 _AGAIN = (
     'self._kept = [*getattr(self, "_kept", []), self._streams.key("noise", release)]\n    return self._kept[{place}]'
 )
-_APPEND, _UPDATE = "self._started.append(self.step + 1)", "learner.state.update(private_grad, release, self.step)"
+_APPEND, _UPDATE = "self.writer.started.append(self.step + 1)", "learner.state.update(private_grad, release, self.step)"
 _BATCH = "with torch.no_grad():  # each thread has a mode of its own"
 _EACH_VIEW = (
     "batch = Batch(batch.inputs.flatten(0, 1)[:, None], tuple(target.flatten(0, 1)[:, None] for target in"
