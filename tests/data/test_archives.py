@@ -312,7 +312,7 @@ def test_corrected_labels_are_read_though_size_and_time_are_the_same(shard):
 def test_a_folder_that_was_scored_is_not_left_in_the_cache(shard):
     root = shard(by_folder(range(12)))
     keys = {"image_size": 8, "channels": 3, "mean": (0.5,) * 3, "std": (0.5,) * 3, "report": quiet}
-    assert len(labelled_images(root, ["cat", "dog"], **keys)[0]) == 12
+    assert len(labelled_images(root, ["cat", "dog"], data=CONFIG, **keys)[0]) == 12
     assert not store.cache_folder().exists()
 
 

@@ -318,7 +318,7 @@ def test_a_resize_ratio_is_kept_from_training_to_answers(two_classes):
     settings = {"image_size": 8, "channels": 3, "mean": data.train.mean, "std": data.train.std}
     files = [two_classes / f"cat/{i:02}.png" for i in range(30)]
     images, _ = decode_files(files, resize_ratio=1.25, **settings)
-    scored, _ = labelled_images(two_classes, data.classes, resize_ratio=1.25, report=quiet, **settings)
+    scored, _ = labelled_images(two_classes, data.classes, data=wide, resize_ratio=1.25, report=quiet, **settings)
     assert images.shape == scored.shape == (3, 8, 8)
     assert torch.equal(images.batch(rows), scored.batch(rows))
 
