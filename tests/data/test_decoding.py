@@ -138,7 +138,7 @@ def test_a_png_that_says_how_many_bits_count_reaches_white(tmp_path):
     np.testing.assert_array_equal(decode(path)[0][0], at_bottom)  # nothing says so
 
 
-@pytest.mark.parametrize("size", [(17, 40), (40, 17), (16, 48)])
+@pytest.mark.parametrize("size", [(17, 40), (40, 17)])
 def test_an_oblong_picture_is_its_middle_square_resized(tmp_path, size):
     pixels = np.random.default_rng(1).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "x.png")
@@ -225,16 +225,12 @@ def test_texts_of_a_png_that_turn_it_are_read(tmp_path, text, is_turned):
     np.testing.assert_array_equal(decode(tmp_path / "x.png", 3)[0], truth.transpose(2, 0, 1))
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_a_palette_is_looked_up(tmp_path, channels):
+def test_a_palette_is_looked_up(tmp_path):
     image = Image.fromarray(COLOUR).quantize(200)
     image.save(tmp_path / "x.png")
     truth = np.asarray(image.convert("RGB"))
-    pixels, _ = decode(tmp_path / "x.png", channels)
-    if channels == 3:
-        np.testing.assert_array_equal(pixels, truth.transpose(2, 0, 1))
-    else:
-        np.testing.assert_allclose(pixels[0] / 257, luma(truth), atol=0.51)
+    np.testing.assert_array_equal(decode(tmp_path / "x.png", 3)[0], truth.transpose(2, 0, 1))
+    np.testing.assert_allclose(decode(tmp_path / "x.png")[0][0] / 257, luma(truth), atol=0.51)
 
 
 @pytest.mark.parametrize("mode, extension", [("LA", "png"), ("RGBA", "webp"), ("RGBA", "tif")])
@@ -259,8 +255,7 @@ def test_a_transparent_palette_entry_is_white(tmp_path):
     assert (pixels[:, :, :8] == 255).all() and (pixels[:, :, 8:] == np.array([10, 20, 30])[:, None, None]).all()
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize(("bits", "channels"), [(1, 3), (2, 1), (4, 3), (8, 1), (16, 1), (16, 3)])
 def test_the_grey_that_a_png_calls_transparent_is_white(tmp_path, bits, channels):
     """Of any depth: programs that make files small write grey of few bits so."""
     values = np.random.default_rng(bits).integers(0, 2**bits, (SIZE, SIZE))
@@ -315,26 +310,21 @@ def test_all_eight_exif_orientations_give_the_same_pixels(tmp_path, orientation,
     np.testing.assert_allclose(pixels, truth, atol=4 if extension == "jpg" else 0)
 
 
-WIDE = np.pad(COLOUR, ((0, 0), (SIZE, SIZE), (0, 0)))
-
-
 @pytest.mark.parametrize(
-    ("stored", "name", "options"),
+    ("name", "options"),
     [
-        (COLOUR, "x.bmp", {}),  # of the right size: untouched
-        (COLOUR, "x.JPG", {"format": "PNG"}),  # the container decides, not the extension
-        (COLOUR, "x.png", {"exif": b"Exif\0\0broken"}),  # no orientation and no warning
-        (WIDE, "x.bmp", {}),  # loses its sides
-        (WIDE.swapaxes(0, 1), "x.bmp", {}),
+        ("x.bmp", {}),
+        ("x.JPG", {"format": "PNG"}),  # the container decides, not the extension
+        ("x.png", {"exif": b"Exif\0\0broken"}),  # no orientation and no warning
     ],
 )
-def test_the_pixels_in_the_middle_are_taken_whatever_is_beside_them(tmp_path, stored, name, options):
-    Image.fromarray(stored).save(tmp_path / name, **options)
+def test_a_picture_of_the_right_size_is_taken_as_it_is(tmp_path, name, options):
+    Image.fromarray(COLOUR).save(tmp_path / name, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pixels, reason = decode(tmp_path / name, 3)
     assert reason is None
-    np.testing.assert_array_equal(pixels, COLOUR.transpose((2, 1, 0) if len(stored) > SIZE else (2, 0, 1)))
+    np.testing.assert_array_equal(pixels, COLOUR.transpose(2, 0, 1))
 
 
 def test_shrinking_averages_rather_than_picks(tmp_path):
@@ -343,14 +333,6 @@ def test_shrinking_averages_rather_than_picks(tmp_path):
         Image.fromarray(stripes).save(tmp_path / f"x.{extension}", quality=100)
         pixels, _ = decode(tmp_path / f"x.{extension}")
         np.testing.assert_allclose(pixels[0, 1:-1, 1:-1] / 257, 127.5, atol=6)
-
-
-def test_a_large_jpeg_may_be_decoded_smaller_and_looks_the_same(tmp_path):
-    pixels = np.random.default_rng(0).integers(0, 256, (20, 20, 3), dtype=np.uint8)
-    large = Image.fromarray(pixels).resize((200, 200), Image.Resampling.BICUBIC)
-    large.save(tmp_path / "x.jpg", quality=95)
-    large.save(tmp_path / "x.png")
-    assert np.abs(decode(tmp_path / "x.jpg", 3)[0] - decode(tmp_path / "x.png", 3)[0]).max() < 12
 
 
 @pytest.mark.parametrize("extension", ["jpg", "png", "tif"])

@@ -194,7 +194,6 @@ def test_a_folder_of_nothing_but_damage_is_refused(two_classes):
         ({"classes": ["cat", "dog", "bird"]}, "class bird has no training image"),
         ({"classes": ["cat", "dog", "dog"]}, "'dog' more than once"),
         ({"mean": [0.5, 0.5]}, "one finite number per channel"),
-        ({"std": [1.0, 1.0]}, "one finite number per channel"),
         ({"class_proportions": [0.3, 0.3]}, "class_proportions"),
         ({"class_proportions": [0.2, 0.3, 0.5]}, "one share for each of 2 classes"),
         ({"group_by": "group"}, "has no \\(group\\)"),

@@ -227,7 +227,7 @@ def test_images_that_were_trained_on_are_told_and_neither_published_nor_calibrat
         ({"data": made_up("train")}, SETTINGS, "does not name its classes"),
         ({"data": iter([])}, STATED, "is no data set"),
         ({"data": ([], [])}, STATED, "holds no image"),
-        ({"data": (made_up("train")[0], [0])}, STATED, "40 images, 1 labels"),
+        ({"data": (made_up("train")[0], [0], [1, 2])}, STATED, "40 images, 1 labels, 2 groups"),
         ({"data": [3, 4]}, STATED, r"data\[0\] is no pair"),
         ({"data": {"image": [1], "label": [1]}}, STATED, "data of type dict is no data set"),
         ({"data": made_up("train")}, STATED | {"data.exclude": ["*.txt"]}, "data.exclude says nothing"),
@@ -237,7 +237,6 @@ def test_images_that_were_trained_on_are_told_and_neither_published_nor_calibrat
         ({"test": made_up("test")}, STATED, "test is given beside data"),
         ({"data": made_up("train")}, STATED | {"data.name": "digits"}, "images of their own"),
         ({"data": made_up("train")}, STATED | {"data.group_by": "group"}, r"data\[0\] does not say whose it is"),
-        ({"data": (*made_up("train"), [1])}, STATED, "40 images, 40 labels, 1 groups"),
         ({"data": (*made_up("train"), [1.0, float("nan")] * 20)}, STATED, r"data\[1\]: group is nan"),
         (
             {"data": (*made_up("train"), ["a", None] * 20)},
