@@ -13,7 +13,7 @@ import re
 import reprlib
 import shlex
 import unicodedata
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -219,7 +219,7 @@ def _joined(where: str, label: str, classes: Sequence[str]) -> tuple[int, ...]:
 
 def _rows(
     table: Path, root: Path, found: Found, config: DataConfig, classes: Sequence[str]
-) -> list[tuple[int, str, dict[str, str]]]:
+) -> Iterator[tuple[int, str, dict[str, str]]]:
     """Of each row its line's number, its file, and its label or findings, split and group, stripped; only groups,
     findings and several labels may be empty.
     """
@@ -240,7 +240,6 @@ def _rows(
         needs = f"{listed} in its first line, parted by commas, semicolons or tabs"
         leave = f"Write these there, or leave it out: {leaving_out([relative_name(table, root)], found)}"
         raise InputError(f"{table} needs {needs}; it has {', '.join(header) or 'none'}. {leave}")
-    rows = []
     for line, cells in lines:
         where = f"{table} line {line}"
         row = {key: as_text(where, name, cells.get(name)) for key, name in columns.items()}
@@ -248,8 +247,7 @@ def _rows(
         empty = next((key for key, value in row.items() if not value and key not in may_be_empty), None)
         if empty is not None:
             raise InputError(f"{where} has no {empty}. Fill it in, or take out line and image.")
-        rows.append((line, row.pop(file), row))
-    return rows
+        yield line, row.pop(file), row
 
 
 def column(root: Path, name: str, data: DataConfig) -> dict[str, str]:
