@@ -60,18 +60,28 @@ def test_16_bit_grey_is_resized_at_full_precision_and_stays_in_range(tmp_path):
     assert pixels.min() == 0 and pixels.max() == 65535 and (pixels % 257 != 0).any()
 
 
+def write_tiff(path, strips, tags):
+    """A minimal little-endian TIFF of these strips, as cameras and scanners write that Pillow does not."""
+    starts = [8 + sum(map(len, strips[:number])) for number in range(len(strips))]
+    tags = {256: SIZE, 257: SIZE, 259: 1, 273: starts, 278: SIZE, 279: list(map(len, strips))} | tags
+    start, entries, tail = 8 + sum(map(len, strips)), b"", b""
+    for tag, value in sorted(tags.items()):
+        values = value if isinstance(value, list) else [value]
+        inside = values[0]
+        if len(values) > 1:
+            inside = start + 2 + 12 * len(tags) + 4 + len(tail)
+            tail += struct.pack(f"<{len(values)}I", *values)
+        entries += struct.pack("<HHII", tag, 4, len(values), inside)
+    head = b"II*\0" + struct.pack("<I", start) + b"".join(strips)
+    path.write_bytes(head + struct.pack("<H", len(tags)) + entries + bytes(4) + tail)
+
+
 def write_grey_tiff(path, pixels, bits, photometric, more=()):
-    """A minimal little-endian TIFF of one strip, as cameras and scanners write that Pillow does not."""
     data = pixels.astype("<u2").tobytes()
     if bits == 12:
         pairs = pixels.reshape(-1, 2)
         data = bytes(byte for a, b in pairs for byte in (a >> 4, (a & 15) << 4 | b >> 8, b & 255))
-    height, width = pixels.shape
-    tags = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: height, 279: len(data)}
-    tags |= dict(more)
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
-    head = b"II*\0" + struct.pack("<I", 8 + len(data))
-    path.write_bytes(head + data + struct.pack("<H", len(tags)) + entries + bytes(4))
+    write_tiff(path, [data], {258: bits, 262: photometric, 277: 1} | dict(more))
 
 
 @pytest.mark.parametrize(("bits", "photometric"), [(16, 0), (16, 1), (12, 1)])
@@ -83,30 +93,12 @@ def test_a_tiff_whose_white_is_zero_is_turned_round_and_one_of_12_bits_reaches_w
     np.testing.assert_allclose(decode(tmp_path / "x.tif")[0][0], truth, atol=bits < 16)
 
 
-def write_planar_tiff(path, bits, planes=2):
-    """Colours in planes, as tifffile writes (3, H, W): each its own strip."""
-    data = [COLOUR[..., c].astype(np.uint16 if bits == 16 else np.uint8).tobytes() for c in range(3)]
-    start, size = 8 + sum(map(len, data)), len(data[0])
-    place = start + 2 + 12 * 11 + 4
-    arrays = {258: (3, "H", [bits] * 3), 273: (4, "I", [8 + c * size for c in range(3)]), 279: (4, "I", [size] * 3)}
-    tags = {256: SIZE, 257: SIZE, 258: 0, 259: 1, 262: 2, 273: 0, 277: 3, 278: SIZE, 279: 0, 284: planes, 339: 1}
-    entries, tail = b"", b""
-    for tag, value in tags.items():
-        kind, sign, values = arrays.get(tag, (4, "I", [value]))
-        if len(values) > 1:
-            entries += struct.pack("<HHII", tag, kind, len(values), place + len(tail))
-            tail += struct.pack(f"<{len(values)}{sign}", *values)
-        else:
-            entries += struct.pack("<HHII", tag, kind, 1, value)
-    path.write_bytes(
-        b"II*\0" + struct.pack("<I", start) + b"".join(data) + struct.pack("<H", 11) + entries + bytes(4) + tail
-    )
-
-
 def test_a_tiff_of_planes_is_read_right_or_not_at_all(tmp_path):
-    write_planar_tiff(tmp_path / "8.tif", 8)
+    """Colours as tifffile writes (3, H, W)."""
+    for bits, dtype in ((8, np.uint8), (16, np.uint16)):
+        planes = [COLOUR[..., channel].astype(dtype).tobytes() for channel in range(3)]
+        write_tiff(tmp_path / f"{bits}.tif", planes, {258: [bits] * 3, 262: 2, 277: 3, 284: 2, 339: 1})
     np.testing.assert_array_equal(decode(tmp_path / "8.tif", 3)[0], COLOUR.transpose(2, 0, 1))
-    write_planar_tiff(tmp_path / "16.tif", 16)
     assert "a plane for each colour" in decode(tmp_path / "16.tif", 3)[1]
 
 

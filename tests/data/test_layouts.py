@@ -104,9 +104,7 @@ AFTER_ONE = {
 def test_anything_else_is_refused_with_words_that_read_it(tmp_path, name):
     lines, classes, count = AFTER_ONE[name]
     root = written(tmp_path / "my pictures", lines)
-    with pytest.raises(InputError) as refusal:
-        listed(root)
-    root, keys = pasted(str(refusal.value), root)
+    root, keys = pasted(refused("--", listed, root), root)
     found = listed(root, **keys)
     assert len(found) == count and (classes is None or {file.label for file in found} == classes)
     assert all(file.group for file in found) == ("group_by" in keys)
@@ -182,9 +180,7 @@ def test_a_file_that_is_left_out_takes_none_along_whose_name_goes_on(tmp_path):
 def test_a_table_that_is_none_is_left_out_by_the_words_of_its_refusal(tmp_path):
     root = written(tmp_path, "{train,test}/{cat,dog}/{0..3}.png")
     (root / "train/metadata.csv").write_text("picture,class\n")
-    with pytest.raises(InputError, match="one column 'file_name'") as refusal:
-        listed(root)
-    place, keys = pasted(str(refusal.value), root)
+    place, keys = pasted(refused("one column 'file_name'", listed, root), root)
     assert {file.part for file in listed(place, **keys)} == {"train", "test"}
 
 
@@ -222,9 +218,8 @@ def test_a_layout_that_a_file_does_not_fit_is_replaced_by_the_proposal(tmp_path)
 def test_where_a_named_set_would_be_read_from_is_said(tmp_path):
     written(tmp_path, " ".join(NAMED["mnist"].files))
     for root in (tmp_path, tmp_path / "MNIST/raw"):
-        with pytest.raises(InputError, match="data.name=mnist or fashion_mnist") as refusal:
-            listed(root)
-        assert f"--data-root the folder of {NAMED['mnist'].files[0]} or " in str(refusal.value)
+        said = refused("data.name=mnist or fashion_mnist", listed, root)
+        assert f"--data-root the folder of {NAMED['mnist'].files[0]} or " in said
     assert missing("mnist", tmp_path) is None
 
 

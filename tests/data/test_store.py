@@ -192,13 +192,6 @@ def test_on_a_disk_without_locks_nothing_is_kept_and_all_that_was_is_cleared(roo
     assert len(slots()) == 3 and {entry.kind for entry in store.clear(print)} == {"images", "unpacked"} and not slots()
 
 
-def test_a_clear_that_leaves_something_says_so(root, monkeypatch):
-    load(root)
-    monkeypatch.setattr(store.shutil, "rmtree", Mock(side_effect=OSError(16, "Device or resource busy", "values.npy")))
-    with pytest.raises(OSError, match="busy"):
-        store.clear(print)
-
-
 def test_a_batch_of_rows_on_disk_is_that_of_the_rows_in_memory(tmp_path):
     """Each row spans pages, and is asked for before it is read."""
     values = np.random.default_rng(0).integers(0, 256, (50, 3, 64, 64), dtype=np.uint8)
