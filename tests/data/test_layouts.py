@@ -95,6 +95,8 @@ AFTER_ONE = {
     "copies in a class": ("{cat,dog}/{0..3}.png dog/greg/vision/{0..3}.png dog/RENAME", {"cat", "dog"}, 8),
     "other files": ("{cat,dog}/{0..3}.jpg {cat,dog}/{0..3}.xmp {cat,dog}/1.NEF README.dataset.docx", {"cat", "dog"}, 8),
     "folders of other files": ("{train,valid}/{cat,dog}/{0..3}.png models/a.pth notes/{x,y}.pdf", {"cat", "dog"}, 16),
+    "names with brackets": ("a+[1]/{cat,dog}/{0..3}.png a+[1]/dog/old+[2]/x.png a+[1]/read+[me]", {"cat", "dog"}, 8),
+    "parts beside brackets": ("{train,test}/{cat,dog}/{0..3}.png more+[a]/{0..3}.png", {"cat", "dog"}, 16),
     "captions": ("{cat,dog}/{0..3}.png metadata.csv", {"cat", "dog"}, 8),
     "folds above parts": ("fold1/{train,test}/{cat,dog}/{0..3}.png fold2/{train,test}/{cat,dog}/{0..3}.png", None, 16),
 }

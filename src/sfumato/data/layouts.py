@@ -67,9 +67,8 @@ def list_images(
     packed = archives.archives_of(root)
     if packed:
         source, files = root, archives.unpacked(root, packed, report, unpack_to)
-        files = (
-            files if config.group_by in (None, "group") else [dataclasses.replace(file, group=None) for file in files]
-        )
+        if config.group_by not in (None, "group"):
+            files = [dataclasses.replace(file, group=None) for file in files]
     else:
         found = find_files(root, config.exclude, config.tables, must_name=needs_train)
         if found.notes:
