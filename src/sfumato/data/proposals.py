@@ -63,7 +63,7 @@ class Reading:
         """Whether it needs no key."""
         for step in PurePosixPath(self.root).parts:
             tree = tree.inner[step]
-        parts = [name for name in tree.inner if not excluded(f"{name}/", self.exclude, set())]
+        parts = [name for name in tree.inner if not excluded(f"{name}/", self.exclude)]
         are_known = all(name.casefold() in PART_MEANT for name in parts)
         return self.layout == ("{class}",) or (self.layout == ("{part}", "{class}") and are_known)
 
@@ -218,7 +218,7 @@ def leaving_out(exclude: Sequence[str], found: Found, above: str = "") -> str:
     words are for a folder of this path, and those that name nothing there are not repeated.
     """
     left_out = [name for name in found.left_out if name.startswith(above)]
-    given = [pattern for pattern in found.exclude if any(excluded(name, [pattern], set()) for name in left_out)]
+    given = [pattern for pattern in found.exclude if any(excluded(name, [pattern]) for name in left_out)]
     patterns = [*(pattern.removeprefix(above).removeprefix(glob.escape(above)) for pattern in given), *exclude]
     return f"--set {shlex.quote(f'data.exclude={json.dumps(patterns, ensure_ascii=False)}')}"
 
@@ -231,7 +231,7 @@ def _columns(table: Path) -> list[str]:
 
 def patterns(names: Sequence[str], known: Sequence[str] = ()) -> list[str]:
     """Patterns that leave these files out: by their kinds, or by their names where they have none."""
-    left = [name for name in names if not excluded(name, known, set())]
+    left = [name for name in names if not excluded(name, known)]
     suffixes = {name: glob.escape(PurePosixPath(name).suffix) for name in left}
     return sorted({f"*{suffix}" if suffix else glob.escape(name) for name, suffix in suffixes.items()})
 
@@ -240,7 +240,7 @@ def patterns_of_names(names: Iterable[str], others: Sequence[str]) -> list[str]:
     """A few patterns that leave these files out and keep the others, `*` for each number; none where there are none."""
     files = {glob.escape(name.rpartition("/")[2]) for name in names}
     found = sorted({re.sub("[0-9]+", "*", file) for file in files})
-    is_apart = others and not any(excluded(name, found, set()) for name in others)
+    is_apart = others and not any(excluded(name, found) for name in others)
     return found if is_apart and len(found) <= _MOST_LINES else []
 
 
