@@ -206,6 +206,11 @@ def test_a_parquet_file_that_is_none_or_lacks_what_it_needs_is_refused(parquet):
     table = arrow.table(columns).append_column("group", [["b"]])
     arrow.parquet.write_table(table, root / "a.parquet")
     refused("it has image, label, group, group", loaded, root)
+    for notes in ("{", "[]"):
+        arrow.parquet.write_table(
+            table.select([0, 1]).replace_schema_metadata({"huggingface": notes}), root / "a.parquet"
+        )
+        refused("cannot be read as Parquet", loaded, root)
     (root / "a.parquet").write_bytes(b"PAR1 nothing")
     refused("cannot be read as Parquet", loaded, root)
 

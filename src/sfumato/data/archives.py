@@ -258,7 +258,8 @@ def _images_of_parquet(path: Path, keep: Keep, report: Report) -> list[Row]:
         import pyarrow
         from pyarrow import parquet
     rows: list[Row] = []
-    with refusing(f"{path} cannot be read as Parquet", "Put the original there.", pyarrow.ArrowException, OSError):
+    kinds = (pyarrow.ArrowException, OSError, ValueError, AttributeError)  # the last two of damaged notes of features
+    with refusing(f"{path} cannot be read as Parquet", "Put the original there.", *kinds):
         file = parquet.ParquetFile(path)
         given, metadata = file.schema_arrow.names, file.schema_arrow.metadata or {}
         pixels = "img" if "img" in given and "image" not in given else "image"  # as CIFAR-10 has it
