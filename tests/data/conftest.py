@@ -16,10 +16,11 @@ def quiet(line):
     pass
 
 
-def refused(says: str, call: Callable, *given, **keys) -> None:
-    """A call ends by a refusal that says this."""
-    with pytest.raises(InputError, match=says):
+def refused(says: str, call: Callable, *given, **keys) -> str:
+    """A call ends by a refusal that says this; all that it says."""
+    with pytest.raises(InputError, match=says) as refusal:
         call(*given, **keys)
+    return str(refusal.value)
 
 
 def encoded(number: int | list[int], kind: str = "PNG", shape: tuple[int, ...] = (8, 8, 3)) -> bytes:

@@ -206,6 +206,11 @@ def test_a_parquet_file_that_is_none_or_lacks_what_it_needs_is_refused(parquet):
     table = arrow.table(columns).append_column("group", [["b"]])
     arrow.parquet.write_table(table, root / "a.parquet")
     refused("it has image, label, group, group", loaded, root)
+    for notes in ("{", "[]"):
+        arrow.parquet.write_table(
+            table.select([0, 1]).replace_schema_metadata({"huggingface": notes}), root / "a.parquet"
+        )
+        refused("cannot be read as Parquet", loaded, root)
     (root / "a.parquet").write_bytes(b"PAR1 nothing")
     refused("cannot be read as Parquet", loaded, root)
 
@@ -312,7 +317,7 @@ def test_corrected_labels_are_read_though_size_and_time_are_the_same(shard):
 def test_a_folder_that_was_scored_is_not_left_in_the_cache(shard):
     root = shard(by_folder(range(12)))
     keys = {"image_size": 8, "channels": 3, "mean": (0.5,) * 3, "std": (0.5,) * 3, "report": quiet}
-    assert len(labelled_images(root, ["cat", "dog"], **keys)[0]) == 12
+    assert len(labelled_images(root, ["cat", "dog"], data=CONFIG, **keys)[0]) == 12
     assert not store.cache_folder().exists()
 
 

@@ -77,13 +77,10 @@ def same(one, other):
     return all(torch.equal(a, b) for pair in seen for a, b in zip(*pair, strict=True))
 
 
-@pytest.mark.parametrize("split", ["train", "train+valid"])
-def test_archives_are_the_data_set_that_their_unpacked_folders_are(home, tmp_path, split):
+def test_archives_are_the_data_set_that_their_unpacked_folders_are(home, tmp_path):
     unpack(home, tmp_path / "folders")
-    config = CONFIG.model_copy(update={"split": split})
-    dataset = load(config, home.parent, quiet)
-    assert len(dataset.train) == (4 if split == "train" else 6)
-    assert same(dataset, load(config, tmp_path / "folders", quiet))
+    dataset = load(CONFIG, home.parent, quiet)
+    assert len(dataset.train) == 6 and same(dataset, load(CONFIG, tmp_path / "folders", quiet))
     assert {path.name for path in home.iterdir()} == {TRAIN, VALIDATION, "LOC_val_solution.csv"}  # and no more
 
 

@@ -1,3 +1,4 @@
+import itertools
 import typing
 
 import numpy as np
@@ -30,14 +31,12 @@ def naive_view(image, bits, kind, padding):
 
 
 @pytest.mark.parametrize("kind", ["none", "flip", "crop", "crop_flip"])
-@pytest.mark.parametrize("shape, padding", [((3, 3, 8, 12), 4), ((2, 1, 9, 8), 11), ((1, 1, 1, 1), 3)])
-def test_views_equal_a_naive_loop_with_numpy_symmetric_padding(kind, shape, padding):
-    images = torch.rand(shape)
-    bits = random_bits(shape[0], 7)
-    views = augment(images, bits, kind, padding)
-    assert views.shape == (shape[0], 7, *shape[1:]) and views.dtype == torch.float32
-    for i in range(shape[0]):
-        for j in range(7):
+def test_views_equal_a_naive_loop_with_numpy_symmetric_padding(kind):
+    for shape, padding in (((3, 3, 8, 12), 4), ((2, 1, 9, 8), 11), ((1, 1, 1, 1), 3)):
+        images, bits = torch.rand(shape), random_bits(shape[0], 7)
+        views = augment(images, bits, kind, padding)
+        assert views.shape == (shape[0], 7, *shape[1:]) and views.dtype == torch.float32
+        for i, j in itertools.product(range(shape[0]), range(7)):
             truth = naive_view(images[i].numpy(), int(bits[i, j]), kind, padding)
             np.testing.assert_array_equal(views[i, j].numpy(), truth)
 
@@ -82,11 +81,7 @@ def test_views_stay_finite_and_within_the_range_of_images(kind, channels):
     assert bool(torch.isfinite(views).all()) and seen.min() > -1e-5 and seen.max() < 1 + 1e-5
     assert float(seen[0].abs().max()) < 1e-5  # black stays black
     assert augment(images.double(), random_bits(8, 2), kind, 4, mean, std).dtype == torch.float64
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_smallest_images_have_views(kind):
-    for shape in ((2, 1, 8, 8), (2, 3, 8, 8), (0, 3, 8, 8)):
+    for shape in ((2, channels, 8, 8), (0, channels, 8, 8)):  # the smallest that there are
         views = augment(torch.rand(shape), random_bits(shape[0], 300), kind, 7)
         assert views.shape == (shape[0], 300, *shape[1:]) and bool(torch.isfinite(views).all())
 

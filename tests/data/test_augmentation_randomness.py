@@ -33,9 +33,8 @@ def test_uniforms_are_the_documented_function_of_bits_and_counter():
     assert uniforms(bits, 40).tolist() == [[(word >> 8) / 2**24 for word in row] for row in hashed]
 
 
-@pytest.mark.parametrize("bits", [random_bits(NUMBER), torch.arange(NUMBER)], ids=["random", "consecutive"])
-def test_uniforms_are_uniform_and_independent_of_one_another(bits):
-    numbers = uniforms(bits, 36).numpy()
+def test_uniforms_are_uniform_and_independent_of_one_another():
+    numbers = uniforms(torch.arange(NUMBER), 36).numpy()  # bits that differ little
     assert numbers.min() >= 0 and numbers.max() < 1
     smallest = min(scipy.stats.kstest(column, "uniform").pvalue for column in numbers.T)
     assert smallest > 1e-4 / 36
@@ -145,23 +144,8 @@ def test_words_are_those_of_the_library_s_chacha20_at_the_example_s_place(num_vi
     assert np.array_equal(ViewWords(KEY, num_views)[indices], whole[indices, :num_views])
     assert not np.array_equal(ViewWords(KEY[::-1], num_views)[indices], whole[indices, :num_views])
     assert ViewWords(KEY, num_views)[indices[:0]].shape == (0, num_views)
-
-
-def test_words_do_not_depend_on_what_else_is_drawn():
-    words = ViewWords(KEY, 8)
-    drawn = np.random.default_rng(0).permutation(50_000)[:4_000]
-    assert np.array_equal(words[drawn][17:40], words[drawn[17:40]])
-    assert np.array_equal(words[np.array([2**31])], ViewWords(KEY, 8)[np.array([5, 2**31])][1:])
-
-
-def test_words_are_uniform():
-    words = ViewWords(KEY, 16)[np.arange(50_000)]
-    assert words.dtype == np.uint32 and words.shape == (50_000, 16)
-    for bits in (words >> 24, words & 0xFF):
-        assert scipy.stats.chisquare(np.bincount(bits.ravel(), minlength=256)).pvalue > 1e-4
-    ones = np.unpackbits(words.view(np.uint8)).mean()
-    assert abs(ones - 0.5) < 5 * 0.5 / np.sqrt(32 * words.size)
-    assert len(np.unique(words, axis=0)) == 50_000
+    far = Stream(KEY).words_at(8 * blocks * 2**29, 8 * blocks).view("<u4")[:num_views]
+    assert np.array_equal(ViewWords(KEY, num_views)[np.array([5, 2**29])][1], far)
 
 
 def test_views_are_those_of_the_words_of_all_examples():

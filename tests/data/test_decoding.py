@@ -60,18 +60,28 @@ def test_16_bit_grey_is_resized_at_full_precision_and_stays_in_range(tmp_path):
     assert pixels.min() == 0 and pixels.max() == 65535 and (pixels % 257 != 0).any()
 
 
+def write_tiff(path, strips, tags):
+    """A minimal little-endian TIFF of these strips, as cameras and scanners write that Pillow does not."""
+    starts = [8 + sum(map(len, strips[:number])) for number in range(len(strips))]
+    tags = {256: SIZE, 257: SIZE, 259: 1, 273: starts, 278: SIZE, 279: list(map(len, strips))} | tags
+    start, entries, tail = 8 + sum(map(len, strips)), b"", b""
+    for tag, value in sorted(tags.items()):
+        values = value if isinstance(value, list) else [value]
+        inside = values[0]
+        if len(values) > 1:
+            inside = start + 2 + 12 * len(tags) + 4 + len(tail)
+            tail += struct.pack(f"<{len(values)}I", *values)
+        entries += struct.pack("<HHII", tag, 4, len(values), inside)
+    head = b"II*\0" + struct.pack("<I", start) + b"".join(strips)
+    path.write_bytes(head + struct.pack("<H", len(tags)) + entries + bytes(4) + tail)
+
+
 def write_grey_tiff(path, pixels, bits, photometric, more=()):
-    """A minimal little-endian TIFF of one strip, as cameras and scanners write that Pillow does not."""
     data = pixels.astype("<u2").tobytes()
     if bits == 12:
         pairs = pixels.reshape(-1, 2)
         data = bytes(byte for a, b in pairs for byte in (a >> 4, (a & 15) << 4 | b >> 8, b & 255))
-    height, width = pixels.shape
-    tags = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: height, 279: len(data)}
-    tags |= dict(more)
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
-    head = b"II*\0" + struct.pack("<I", 8 + len(data))
-    path.write_bytes(head + data + struct.pack("<H", len(tags)) + entries + bytes(4))
+    write_tiff(path, [data], {258: bits, 262: photometric, 277: 1} | dict(more))
 
 
 @pytest.mark.parametrize(("bits", "photometric"), [(16, 0), (16, 1), (12, 1)])
@@ -83,30 +93,12 @@ def test_a_tiff_whose_white_is_zero_is_turned_round_and_one_of_12_bits_reaches_w
     np.testing.assert_allclose(decode(tmp_path / "x.tif")[0][0], truth, atol=bits < 16)
 
 
-def write_planar_tiff(path, bits, planes=2):
-    """Colours in planes, as tifffile writes (3, H, W): each its own strip."""
-    data = [COLOUR[..., c].astype(np.uint16 if bits == 16 else np.uint8).tobytes() for c in range(3)]
-    start, size = 8 + sum(map(len, data)), len(data[0])
-    place = start + 2 + 12 * 11 + 4
-    arrays = {258: (3, "H", [bits] * 3), 273: (4, "I", [8 + c * size for c in range(3)]), 279: (4, "I", [size] * 3)}
-    tags = {256: SIZE, 257: SIZE, 258: 0, 259: 1, 262: 2, 273: 0, 277: 3, 278: SIZE, 279: 0, 284: planes, 339: 1}
-    entries, tail = b"", b""
-    for tag, value in tags.items():
-        kind, sign, values = arrays.get(tag, (4, "I", [value]))
-        if len(values) > 1:
-            entries += struct.pack("<HHII", tag, kind, len(values), place + len(tail))
-            tail += struct.pack(f"<{len(values)}{sign}", *values)
-        else:
-            entries += struct.pack("<HHII", tag, kind, 1, value)
-    path.write_bytes(
-        b"II*\0" + struct.pack("<I", start) + b"".join(data) + struct.pack("<H", 11) + entries + bytes(4) + tail
-    )
-
-
 def test_a_tiff_of_planes_is_read_right_or_not_at_all(tmp_path):
-    write_planar_tiff(tmp_path / "8.tif", 8)
+    """Colours as tifffile writes (3, H, W)."""
+    for bits, dtype in ((8, np.uint8), (16, np.uint16)):
+        planes = [COLOUR[..., channel].astype(dtype).tobytes() for channel in range(3)]
+        write_tiff(tmp_path / f"{bits}.tif", planes, {258: [bits] * 3, 262: 2, 277: 3, 284: 2, 339: 1})
     np.testing.assert_array_equal(decode(tmp_path / "8.tif", 3)[0], COLOUR.transpose(2, 0, 1))
-    write_planar_tiff(tmp_path / "16.tif", 16)
     assert "a plane for each colour" in decode(tmp_path / "16.tif", 3)[1]
 
 
@@ -138,7 +130,7 @@ def test_a_png_that_says_how_many_bits_count_reaches_white(tmp_path):
     np.testing.assert_array_equal(decode(path)[0][0], at_bottom)  # nothing says so
 
 
-@pytest.mark.parametrize("size", [(17, 40), (40, 17), (16, 48)])
+@pytest.mark.parametrize("size", [(17, 40), (40, 17)])
 def test_an_oblong_picture_is_its_middle_square_resized(tmp_path, size):
     pixels = np.random.default_rng(1).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "x.png")
@@ -225,16 +217,12 @@ def test_texts_of_a_png_that_turn_it_are_read(tmp_path, text, is_turned):
     np.testing.assert_array_equal(decode(tmp_path / "x.png", 3)[0], truth.transpose(2, 0, 1))
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_a_palette_is_looked_up(tmp_path, channels):
+def test_a_palette_is_looked_up(tmp_path):
     image = Image.fromarray(COLOUR).quantize(200)
     image.save(tmp_path / "x.png")
     truth = np.asarray(image.convert("RGB"))
-    pixels, _ = decode(tmp_path / "x.png", channels)
-    if channels == 3:
-        np.testing.assert_array_equal(pixels, truth.transpose(2, 0, 1))
-    else:
-        np.testing.assert_allclose(pixels[0] / 257, luma(truth), atol=0.51)
+    np.testing.assert_array_equal(decode(tmp_path / "x.png", 3)[0], truth.transpose(2, 0, 1))
+    np.testing.assert_allclose(decode(tmp_path / "x.png")[0][0] / 257, luma(truth), atol=0.51)
 
 
 @pytest.mark.parametrize("mode, extension", [("LA", "png"), ("RGBA", "webp"), ("RGBA", "tif")])
@@ -259,8 +247,7 @@ def test_a_transparent_palette_entry_is_white(tmp_path):
     assert (pixels[:, :, :8] == 255).all() and (pixels[:, :, 8:] == np.array([10, 20, 30])[:, None, None]).all()
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("bits", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize(("bits", "channels"), [(1, 3), (2, 1), (4, 3), (8, 1), (16, 1), (16, 3)])
 def test_the_grey_that_a_png_calls_transparent_is_white(tmp_path, bits, channels):
     """Of any depth: programs that make files small write grey of few bits so."""
     values = np.random.default_rng(bits).integers(0, 2**bits, (SIZE, SIZE))
@@ -315,26 +302,21 @@ def test_all_eight_exif_orientations_give_the_same_pixels(tmp_path, orientation,
     np.testing.assert_allclose(pixels, truth, atol=4 if extension == "jpg" else 0)
 
 
-WIDE = np.pad(COLOUR, ((0, 0), (SIZE, SIZE), (0, 0)))
-
-
 @pytest.mark.parametrize(
-    ("stored", "name", "options"),
+    ("name", "options"),
     [
-        (COLOUR, "x.bmp", {}),  # of the right size: untouched
-        (COLOUR, "x.JPG", {"format": "PNG"}),  # the container decides, not the extension
-        (COLOUR, "x.png", {"exif": b"Exif\0\0broken"}),  # no orientation and no warning
-        (WIDE, "x.bmp", {}),  # loses its sides
-        (WIDE.swapaxes(0, 1), "x.bmp", {}),
+        ("x.bmp", {}),
+        ("x.JPG", {"format": "PNG"}),  # the container decides, not the extension
+        ("x.png", {"exif": b"Exif\0\0broken"}),  # no orientation and no warning
     ],
 )
-def test_the_pixels_in_the_middle_are_taken_whatever_is_beside_them(tmp_path, stored, name, options):
-    Image.fromarray(stored).save(tmp_path / name, **options)
+def test_a_picture_of_the_right_size_is_taken_as_it_is(tmp_path, name, options):
+    Image.fromarray(COLOUR).save(tmp_path / name, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pixels, reason = decode(tmp_path / name, 3)
     assert reason is None
-    np.testing.assert_array_equal(pixels, COLOUR.transpose((2, 1, 0) if len(stored) > SIZE else (2, 0, 1)))
+    np.testing.assert_array_equal(pixels, COLOUR.transpose(2, 0, 1))
 
 
 def test_shrinking_averages_rather_than_picks(tmp_path):
@@ -343,14 +325,6 @@ def test_shrinking_averages_rather_than_picks(tmp_path):
         Image.fromarray(stripes).save(tmp_path / f"x.{extension}", quality=100)
         pixels, _ = decode(tmp_path / f"x.{extension}")
         np.testing.assert_allclose(pixels[0, 1:-1, 1:-1] / 257, 127.5, atol=6)
-
-
-def test_a_large_jpeg_may_be_decoded_smaller_and_looks_the_same(tmp_path):
-    pixels = np.random.default_rng(0).integers(0, 256, (20, 20, 3), dtype=np.uint8)
-    large = Image.fromarray(pixels).resize((200, 200), Image.Resampling.BICUBIC)
-    large.save(tmp_path / "x.jpg", quality=95)
-    large.save(tmp_path / "x.png")
-    assert np.abs(decode(tmp_path / "x.jpg", 3)[0] - decode(tmp_path / "x.png", 3)[0]).max() < 12
 
 
 @pytest.mark.parametrize("extension", ["jpg", "png", "tif"])

@@ -21,8 +21,7 @@ def image_set(dtype=torch.uint8, channels=3, count=9, groups=None):
     return ImageSet(images, labels, readable, mean, std, max_value, groups)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16])
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("dtype", "channels"), [(torch.uint8, 3), (torch.uint16, 1)])
 def test_a_batch_is_scaled_to_one_and_normalised_by_the_constants(dtype, channels):
     images = image_set(dtype, channels)
     indices = torch.tensor([3, 0, 3, 8])

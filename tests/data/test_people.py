@@ -78,10 +78,11 @@ def far(one, other):
 OBJECTIVES = [Objective(), Objective((0.5, 0.3, 0.2)), Objective(None, 0.1)]
 
 
-@pytest.mark.parametrize("engine", ["graph", "func", "reference"])
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
-@pytest.mark.parametrize("clipping_norm", [0.05, 100.0])
-def test_a_person_s_gradient_is_the_mean_of_their_images_clipped_once(engine, objective, clipping_norm):
+@pytest.mark.parametrize(("row", "engine"), list(enumerate(["graph", "func", "reference"])))
+@pytest.mark.parametrize(("column", "objective"), list(enumerate(OBJECTIVES)))
+def test_a_person_s_gradient_is_the_mean_of_their_images_clipped_once(row, engine, column, objective):
+    """Where all are clipped and where none is, by turns."""
+    clipping_norm = (0.05, 100.0)[(row + column) % 2]
     images, model = images_of(COUNTS), network()
     found, grad_fn = summed(model, images, objective, clipping_norm, engine=engine, microbatch_size=3)
     expected = by_hand(model, images, objective, clipping_norm)
@@ -89,14 +90,14 @@ def test_a_person_s_gradient_is_the_mean_of_their_images_clipped_once(engine, ob
     assert grad_fn.engine == engine and far(found, expected) < 1e-5 * (1 + size)
 
 
-@pytest.mark.parametrize("person", range(len(COUNTS)))
-def test_all_images_of_one_person_move_the_sum_by_the_sensitivity_at_most(person):
+def test_all_images_of_one_person_move_the_sum_by_the_sensitivity_at_most():
     images, model = images_of(COUNTS), network()
     whole, grad_fn = summed(model, images, Objective(), 0.01)
-    gone = torch.tensor([group != f"p{person}" for group in images.groups])
-    without, _ = summed(model, dataclasses.replace(images, readable=images.readable & gone), Objective(), 0.01)
-    moved = far(whole, without)
-    assert moved <= 1.001 * grad_fn.sensitivity and (moved > 0.99 * grad_fn.sensitivity) == (COUNTS[person] > 0)
+    for person, count in enumerate(COUNTS):
+        gone = torch.tensor([group != f"p{person}" for group in images.groups])
+        without, _ = summed(model, dataclasses.replace(images, readable=images.readable & gone), Objective(), 0.01)
+        moved = far(whole, without)
+        assert moved <= 1.001 * grad_fn.sensitivity and (moved > 0.99 * grad_fn.sensitivity) == (count > 0)
 
 
 def test_neither_order_nor_company_matters_and_images_above_the_limit_do_not_count():
@@ -119,7 +120,7 @@ def test_features_are_taken_as_images_are():
     assert far(found, by_hand(linear, features, Objective(), 0.1)) < 1e-5
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 6, 7])
+@pytest.mark.parametrize("count", [1, 3, 7])
 def test_the_mean_over_a_person_s_images_is_not_rounded_in_bf16(count):
     images, model = images_of([count]), network()
     own = torch.arange(count)

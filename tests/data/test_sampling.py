@@ -8,8 +8,8 @@ from scipy import stats
 
 from sfumato.accounting.mechanism import Mechanism
 from sfumato.data.sampling import Shuffling, poisson_batch
-from sfumato.errors import InputError
 from sfumato.randomness import Stream
+from tests.data.conftest import refused
 
 
 def draws(mechanism, num_steps):
@@ -21,8 +21,7 @@ def draws(mechanism, num_steps):
 
 def test_no_poisson_batch_is_drawn_for_a_mechanism_of_shuffled_ones():
     shuffled = Mechanism(200, 37, 1.0, 1, sampling="shuffled")
-    with pytest.raises(InputError, match="a Poisson batch is none of"):
-        poisson_batch(shuffled, Stream(os.urandom(32)))
+    refused("a Poisson batch is none of", poisson_batch, shuffled, Stream(os.urandom(32)))
 
 
 def test_every_example_is_included_with_probability_q():

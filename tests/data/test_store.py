@@ -179,25 +179,17 @@ def test_what_is_kept_is_listed_and_cleared_and_an_empty_folder_has_an_empty_cac
         assert load(root.parent / "none").images.shape == (0, 1, 8, 8)
 
 
-@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS])
-def test_on_a_disk_without_locks_nothing_is_kept_and_all_that_was_is_cleared(root, monkeypatch, code):
+def test_on_a_disk_without_locks_nothing_is_kept_and_all_that_was_is_cleared(root, monkeypatch):
     truth, lines = load(root), []
     archive = root.parent / "packed"
     archive.mkdir()
     (archive / "a.tar").write_bytes(tar_of([(f"{name}/1.png", encoded(1)) for name in "ab"]))
-    monkeypatch.setattr(store.fcntl, "flock", Mock(side_effect=OSError(code, os.strerror(code))))
+    monkeypatch.setattr(store.fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
     assert same(load(root, report=lines.append), truth) and same(load(root, image_size=9), load(root, image_size=9))
-    assert f"its disk has no locks ({os.strerror(code)}): name a folder on another by XDG_CACHE_HOME" in lines[0]
+    assert "its disk has no locks (No locks available): name a folder on another by XDG_CACHE_HOME" in lines[0]
     with pytest.raises(OSError, match="has no locks"):
         archives.unpacked(archive, archives.archives_of(archive), quiet)
     assert len(slots()) == 3 and {entry.kind for entry in store.clear(print)} == {"images", "unpacked"} and not slots()
-
-
-def test_a_clear_that_leaves_something_says_so(root, monkeypatch):
-    load(root)
-    monkeypatch.setattr(store.shutil, "rmtree", Mock(side_effect=OSError(16, "Device or resource busy", "values.npy")))
-    with pytest.raises(OSError, match="busy"):
-        store.clear(print)
 
 
 def test_a_batch_of_rows_on_disk_is_that_of_the_rows_in_memory(tmp_path):

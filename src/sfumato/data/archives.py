@@ -34,7 +34,6 @@ DAMAGED = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
 _ORIGINAL = "Put the original archive there."
 _SUFFIXES = (".tar", ".parquet")
 _IMAGES, _INDEX = "images.bin", "index.json"
-_PASSED_OVER = ("readme.md", "readme.txt", "dataset_info.json", "license", "thumbs.db", "desktop.ini")
 _MOST_BYTES, _MOST_BYTES_OF_A_LABEL = 2**28, 2**24  # of one member
 _MOST_SIGNS = 1000
 """Of the name of a class or a group."""
@@ -61,13 +60,13 @@ def archives_of(root: Path) -> list[Path]:
         return [root]
     if not root.is_dir():
         return []
-    entries = sorted(path for path in root.iterdir() if not path.name.startswith("."))
+    entries = sorted(path for path in root.iterdir() if not is_left_out(path.name) and not is_note(path.name))
     found = [path for path in entries if path.suffix.lower() in _SUFFIXES and path.is_file()]
     shards = {path.stem for path in found if path.suffix.lower() == ".tar"}
     found = [path for path in found if path.suffix.lower() == ".tar" or path.stem not in shards]  # img2dataset's tables
     beside = {f"{stem}{ending}" for stem in shards for ending in (".parquet", "_stats.json")}
-    known = {*beside, *(path.name for path in found)}
-    others = [path.name for path in entries if path.name not in known and path.name.lower() not in _PASSED_OVER]
+    known = {"dataset_info.json", *beside, *(path.name for path in found)}
+    others = [path.name for path in entries if path.name not in known]
     if found and others:
         remedy = "Keep archives in a folder of their own, or unpack them."
         raise InputError(f"{root} holds archives ({found[0].name}) beside {others[0]}. {remedy}")
@@ -259,7 +258,8 @@ def _images_of_parquet(path: Path, keep: Keep, report: Report) -> list[Row]:
         import pyarrow
         from pyarrow import parquet
     rows: list[Row] = []
-    with refusing(f"{path} cannot be read as Parquet", "Put the original there.", pyarrow.ArrowException, OSError):
+    kinds = (pyarrow.ArrowException, OSError, ValueError, AttributeError)  # the last two of damaged notes of features
+    with refusing(f"{path} cannot be read as Parquet", "Put the original there.", *kinds):
         file = parquet.ParquetFile(path)
         given, metadata = file.schema_arrow.names, file.schema_arrow.metadata or {}
         pixels = "img" if "img" in given and "image" not in given else "image"  # as CIFAR-10 has it

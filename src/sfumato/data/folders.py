@@ -34,7 +34,6 @@ from sfumato.data.objects import Given
 from sfumato.data.pixels import Picture
 from sfumato.data.store import FOR_OWNER, Report
 from sfumato.errors import InputError
-from sfumato.json_record import pick
 
 DEFAULT_IMAGE_SIZE = 32
 DEFAULT_CHANNELS = 3
@@ -268,7 +267,7 @@ def decode_files(
 
 
 def labelled_images(
-    root: Path, classes: Sequence[str], *, report: Report, data: DataConfig | None = None, **preprocessing: Any
+    root: Path, classes: Sequence[str], *, report: Report, data: DataConfig, **preprocessing: Any
 ) -> tuple[ImageSet, list[str]]:
     """All readable images of a folder, whatever part they lie in, with their labels, to judge a model
     by, and their names. Nothing of them is cached.
@@ -284,9 +283,8 @@ def labelled_images(
     Raises:
         InputError: If a file is refused, an image is of another class, or none can be decoded.
     """
-    stated: dict[str, Any] = {} if data is None else pick(data, "group_by", "exclude", "tables", "task")
-    stated["task"] = stated.get("task") or "classes"
-    config = DataConfig(name="folder", classes=list(classes), **stated)
+    stated = {"classes": list(classes), "layout": None, "task": data.task or "classes"}
+    config = data.model_copy(update=stated)
     with tempfile.TemporaryDirectory(prefix="sfumato-") as own:  # for its owner alone
         files = list_images(config, root, report, needs_train=False, unpack_to=Path(own))
         classes_of(config, root, files)
@@ -306,15 +304,15 @@ def labelled_images(
     return images.subset(kept), [files[place].name for place in kept]
 
 
-def labelled_objects(given: Any, classes: Sequence[str], several: bool, **preprocessing: Any) -> ImageSet:
+def labelled_objects(given: Any, classes: Sequence[str], *, data: DataConfig, **preprocessing: Any) -> ImageSet:
     """The same of what a caller has in Python, as `sfumato.train` takes it; refused if an image cannot be decoded.
+    Whose each image is may be left out.
 
     Raises:
         InputError: If it is no data set of these classes.
     """
     size, channels, mean, std = (preprocessing[key] for key in ("image_size", "channels", "mean", "std"))
-    resizing = {key: preprocessing[key] for key in ("resize_ratio", "resize")}
-    config = DataConfig(name="folder", classes=list(classes), task="multilabel" if several else "classes", **resizing)
+    config = data.model_copy(update={"classes": list(classes), "group_by": None})
     files, decoded = Given(given).read(config, size, channels)
     for file, reason in zip(files, decoded.reasons, strict=True):
         if reason is not None:

@@ -116,8 +116,6 @@ class ImageSet:
         unit = self.max_value
         if batch.shape[1:] != self._whole:
             batch, unit = self._as_shaped(batch / self.max_value), 1
-        if len(self.mean) == 1:
-            return batch.mul_(1 / (unit * self.std[0])).sub_(self.mean[0] / self.std[0])
         scale = torch.tensor([1 / (unit * std) for std in self.std])
         shift = torch.tensor([mean / std for mean, std in zip(self.mean, self.std, strict=True)])
         scale, shift = on_device(torch.stack([scale, shift])[:, :, None, None], device)
@@ -150,14 +148,14 @@ class ImageSet:
         places: dict[str, int] = {}  # who is one person, without names
         numbers = None if self.groups is None else [places.setdefault(group, len(places)) for group in self.groups]
         yield repr((numbers, len(self))).encode()
-        yield _little_endian(self.labels)
+        yield self.labels.numpy().tobytes()
         yield from self.pixels()
 
     def pixels(self) -> Iterator[bytes]:
         """The same of what a network sees of each image."""
         yield repr((self.stored.shape[1:], self._whole, self.shape, str(self.stored.dtype))).encode()
         yield repr((self.max_value, self.mean, self.std)).encode()
-        yield _little_endian(self.readable)
+        yield self.readable.numpy().tobytes()
         for indices in torch.arange(len(self)).split(_PART):
             if self.store is None:  # the same bytes wherever the pixels lie
                 yield sha256_of_each(self.integers(indices).numpy()).tobytes()
@@ -177,11 +175,6 @@ def on_device(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
     if tensor.is_cuda or torch.device(device).type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
-
-
-def _little_endian(tensor: torch.Tensor) -> bytes:
-    array = tensor.numpy()
-    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 Scale = tuple[tuple[float, ...], tuple[float, ...]]

@@ -17,7 +17,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from sfumato.config import DataConfig
 from sfumato.data import archives, dicom, proposals, tables
@@ -67,9 +67,8 @@ def list_images(
     packed = archives.archives_of(root)
     if packed:
         source, files = root, archives.unpacked(root, packed, report, unpack_to)
-        files = (
-            files if config.group_by in (None, "group") else [dataclasses.replace(file, group=None) for file in files]
-        )
+        if config.group_by not in (None, "group"):
+            files = [dataclasses.replace(file, group=None) for file in files]
     else:
         found = find_files(root, config.exclude, config.tables, must_name=needs_train)
         if found.notes:
@@ -95,8 +94,7 @@ def list_images(
                     remedy = proposals.remedies(root, found, misread.remedy, has_layout=config.layout is not None)
                 raise InputError(f"{misread.what} {remedy}") from None
         source = found.tables[0]
-        how: dict[str, Any] = {"classes": listed, "task": config.task, "needs_train": needs_train}
-        files = tables.read_labels(root, found, report, group=config.group_by or "group", **how)
+        files = tables.read_labels(root, found, config, listed, report, needs_train=needs_train)
     if listed is None:
         labels = sorted({item.label for item in files})
         shown = ", ".join(map(repr, labels[:MOST_NAMED])) + (", ..." if len(labels) > MOST_NAMED else "")
@@ -242,9 +240,7 @@ def classes_of(config: DataConfig, root: Path, files: Sequence[ImageFile]) -> tu
     classes = tuple(found) if config.classes is None else _listed_classes(config.classes)
     if len(classes) < 2:
         named = ", ".join(classes) or "no image was found"
-        inner = sorted({item.name.split("/")[1] for item in files if item.name.count("/") >= 2})
-        deeper = f", or name {root / classes[0]} if {', '.join(inner[:3])} in it are the classes" if inner[1:] else ""
-        raise InputError(f"there must be two classes or more, not {len(classes)} ({named}). Add others{deeper}.")
+        raise InputError(f"there must be two classes or more, not {len(classes)} ({named}). Add others.")
     if config.task == "multilabel" and any(item.findings is None for item in files):
         raise InputError('data.task = "multilabel" needs a table of labels, labels.csv. Write one, or leave it out.')
     for item in files:

@@ -117,12 +117,12 @@ def find_files(root: Path, exclude: Sequence[str] = (), tables: Sequence[str] = 
     if not root.is_dir():
         reason = "is not a folder" if root.exists() else "does not exist"
         raise InputError(f"data folder {root} {reason}. Name the folder of images by --data-root or data.path.")
-    found, used, passed_over = Found(exclude=exclude), set[str](), set[str]()
+    found, passed_over = Found(exclude=exclude), set[str]()
     for above, folders, names in os.walk(root, onerror=_raise):
         folders[:] = sorted(name for name in folders if not is_left_out(name))
         for name in list(folders):
             path = Path(above, name)
-            if excluded(f"{relative_name(path, root)}/", exclude, used):
+            if excluded(f"{relative_name(path, root)}/", exclude):
                 found.left_out.append(f"{relative_name(path, root)}/")
                 folders.remove(name)
                 continue
@@ -134,7 +134,7 @@ def find_files(root: Path, exclude: Sequence[str] = (), tables: Sequence[str] = 
                 raise InputError(f"{path} is a broken link or no ordinary file. Take it out of the folder.")
             name = relative_name(path, root)
             is_table = name in tables or (path.name in FILE_COLUMNS and _may_hold_tables(name))
-            if excluded(name, exclude, used) and (not is_table or name in exclude):
+            if excluded(name, exclude) and (not is_table or name in exclude):
                 found.left_out.append(name)
                 passed_over.update(map(str, PurePosixPath(name).parents))
                 continue  # a table of labels by its own name alone
@@ -149,8 +149,9 @@ def find_files(root: Path, exclude: Sequence[str] = (), tables: Sequence[str] = 
     for name in tables:
         if must_name and root / name not in found.tables:
             raise InputError(f"data.tables: there is no file {name} in {root}. Name it as it lies there.")
+    named = [*found.left_out, *(relative_name(table, root) for table in found.tables)]
     for pattern in exclude:
-        if must_name and pattern not in used:
+        if must_name and not any(excluded(name, [pattern]) for name in named):
             raise InputError(f"data.exclude: nothing in {root} is called {pattern!r}. Name what is, or take it out.")
     holding = {file.name.rpartition("/")[0] for file in found.images}
     holding |= {str(above) for folder in list(holding) for above in PurePosixPath(folder).parents}
@@ -172,14 +173,12 @@ def find_images(root: Path) -> list[ImageFile]:
     return found.images
 
 
-def excluded(path: str, exclude: Sequence[str], used: set[str]) -> bool:
-    """Whether a pattern names a path, a folder's with a slash at its end; those that do are added to `used`. `*` stands
-    for slashes too; a pattern without a slash names files and folders anywhere.
+def excluded(path: str, exclude: Sequence[str]) -> bool:
+    """Whether a pattern names a path, a folder's with a slash at its end. `*` stands for slashes too; a pattern without
+    a slash names files and folders anywhere.
     """
     last, inside = path.rstrip("/").rpartition("/")[2], path + "*" * path.endswith("/")
-    named = [pattern for pattern in exclude if fnmatchcase(inside if "/" in pattern else last, pattern)]
-    used.update(named)
-    return bool(named)
+    return any(fnmatchcase(inside if "/" in pattern else last, pattern) for pattern in exclude)
 
 
 def relative_name(path: Path, root: Path) -> str:

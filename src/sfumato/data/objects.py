@@ -83,8 +83,7 @@ class Given:
         Raises:
             InputError: If an item is no image with a label of a class.
         """
-        classes = config.classes or []
-        how: dict[str, Any] = {"image_size": config.stored_size(image_size), "channels": channels}
+        classes, size = config.classes or [], config.stored_size(image_size)
         files: list[ImageFile] = []
         found: list[Decoded] = []
         for part in self._parts:
@@ -94,15 +93,15 @@ class Given:
                     item, (image, label, *group) = f"{part.name}[{index}]", part[index]
                     if config.group_by is not None and not group:
                         raise InputError(f"{item} does not say whose it is. Give (image, label, group) of each.")
-                    if config.task == "multilabel":
-                        said: dict[str, Any] = {"findings": part.findings(label, classes, item)}
-                    else:
-                        said = {"label": part.class_of(label, classes, item)}
+                    findings = part.findings(label, classes, item) if config.task == "multilabel" else None
+                    own = "" if findings is not None else part.class_of(label, classes, item)
                     whose = as_text(item, "group", np.asarray(group[0]).tolist()) if group else None
-                    said |= {"part": None if part.name == "data" else "test", "group": whose}
-                    files.append(ImageFile(Path(item), item, (0, 0, 0), **said))
+                    side = None if part.name == "data" else "test"
+                    files.append(
+                        ImageFile(Path(item), item, (0, 0, 0), label=own, findings=findings, part=side, group=whose)
+                    )
                     pictures.append(Picture(image, item))
-                found.append(decode_images(pictures, **how, resize=config.resize))
+                found.append(decode_images(pictures, image_size=size, channels=channels, resize=config.resize))
         rows, kept = torch.cat([each.images for each in found]), np.concatenate([each.kept for each in found])
         return files, Decoded(rows, [reason for each in found for reason in each.reasons], kept)
 
@@ -117,12 +116,10 @@ class _Part:
     """
 
     def __init__(self, given: Any, name: str) -> None:
-        self.name, self._columns, self._has_numbers = name, list[str](), False
-        self.classes: list[str] | None = None
-        self._items: Any = given
         if isinstance(given, Mapping) or not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
             raise InputError(f"{name} of type {type(given).__name__} is no data set: {_KINDS}.")
-        self._arrays, self.count = list[Any](), len(given)
+        self.name, self.count, self._items = name, len(given), given
+        self._arrays, self._columns, self._has_numbers = list[Any](), list[str](), False
         if isinstance(given, tuple) and len(given) in (2, 3) and all(hasattr(each, "__len__") for each in given):
             if len(set(map(len, given))) > 1:
                 counts = ", ".join(f"{len(each)} {what}" for each, what in zip(given, _COLUMNS, strict=False))
@@ -141,8 +138,7 @@ class _Part:
             feature = given.features[self._columns[1]]
             self._has_numbers = hasattr(feature, "feature")  # a list of the numbers of those that are there
             stated = getattr(getattr(feature, "feature", feature), "names", None)
-        if isinstance(stated, (list, tuple)):
-            self.classes = [str(each) for each in stated]
+        self.classes = [str(each) for each in stated] if isinstance(stated, (list, tuple)) else None
 
     def __getitem__(self, index: int) -> Sequence[Any]:
         try:

@@ -50,7 +50,7 @@ class Reading:
     Attributes:
         layout: What each folder above an image is: "{class}", "{part}", "{group}", "*" or a name.
         root: The folder to name instead, relative to it.
-        exclude: Patterns of what is left out.
+        exclude: Patterns of what is left out, below that root.
         given: Under which condition, in words; "": none.
     """
 
@@ -63,14 +63,13 @@ class Reading:
         """Whether it needs no key."""
         for step in PurePosixPath(self.root).parts:
             tree = tree.inner[step]
-        parts = [name for name in tree.inner if not excluded(f"{self.root}/{name}/".lstrip("/"), self.exclude, set())]
+        parts = [name for name in tree.inner if not excluded(f"{name}/", self.exclude)]
         are_known = all(name.casefold() in PART_MEANT for name in parts)
         return self.layout == ("{class}",) or (self.layout == ("{part}", "{class}") and are_known)
 
     def below(self, name: str) -> "Reading":
         """The same, of the folder that holds that one."""
-        inside = tuple(f"{name}/{pattern}" for pattern in self.exclude)
-        return dataclasses.replace(self, root=str(PurePosixPath(name, self.root)), exclude=inside)
+        return dataclasses.replace(self, root=str(PurePosixPath(name, self.root)))
 
 
 def tree_of(names: Iterable[str]) -> Folder:
@@ -96,8 +95,9 @@ def readings(folder: Folder) -> list[Reading]:
     if "train" in parts.values():
         return list(_in_parts(inner, parts))
     if len(classes) > 1 and not are_numbered(classes):
-        outside = [f"{name}/{deeper}/*" for name in classes for deeper in inner[name].inner]
-        return [Reading(("{class}",), exclude=(*outside, *(f"{name}/*" for name in inner if name not in classes)))]
+        outside = [f"{name}/{deeper}" for name in classes for deeper in inner[name].inner]
+        outside += [name for name in inner if name not in classes]
+        return [Reading(("{class}",), exclude=tuple(f"{glob.escape(folder)}/*" for folder in outside))]
     return ([] if classes else list(_of_folders(folder))) or _below(inner)
 
 
@@ -126,8 +126,9 @@ def _in_parts(inner: dict[str, Folder], parts: dict[str, str]) -> Iterator[Readi
     if train is None:
         return
     kept = [name for name in layouts if layouts[name] == train]
-    exclude = [f"{name}/*" for name in inner if name not in kept]
-    exclude += [f"{name}/{pattern}" for name in kept for pattern in found[name].exclude]
+    exclude = [f"{glob.escape(name)}/*" for name in inner if name not in kept]
+    roots = {name: glob.escape(str(PurePosixPath(name, found[name].root))) for name in kept}
+    exclude += [f"{root}/{pattern}" for name, root in roots.items() for pattern in found[name].exclude]
     given = "" if found[kept[0]].root else found[kept[0]].given
     yield Reading(("{part}", *train), exclude=tuple(exclude), given=given)
 
@@ -153,7 +154,7 @@ def _of_folders(folder: Folder) -> Iterator[Reading]:
         depth == 2 and kinds & _MASKS and 2 * len(set.intersection(*beside)) > min(map(len, beside))
     ):  # images, and masks of them
         for name in sorted(shared):
-            rest = tuple(f"*/{other}/*" for other in sorted(every - {name}))
+            rest = tuple(f"*/{glob.escape(other)}/*" for other in sorted(every - {name}))
             yield Reading(("{class}", name), exclude=rest, given=f"if the pictures lie in {name}/")
     else:
         is_numbers = all(name.isdigit() for name in inner)
@@ -173,7 +174,7 @@ def remedies(root: Path, found: Found, otherwise: str, *, has_layout: bool) -> s
     tree = tree_of(file.name for file in found.images)
     for reading in readings(tree)[:_MOST_READINGS]:
         above = f"{reading.root}/" if reading.root else ""
-        others = [name for name in found.others if name.startswith(above)]
+        others = [name.removeprefix(above) for name in found.others if name.startswith(above)]
         exclude = [*reading.exclude, *patterns(others, reading.exclude)]
         words = ["--data-root", shlex.quote(str(root / reading.root))] if reading.root else []
         if has_layout or not reading.is_plain(tree):
@@ -213,12 +214,12 @@ def _of_no_image(root: Path, others: Sequence[str]) -> str:
 
 
 def leaving_out(exclude: Sequence[str], found: Found, above: str = "") -> str:
-    """The words to paste; patterns that are given already stand in them too, since they take their place. `above`: all
-    are of a folder of this path, and those that name nothing there are not repeated.
+    """The words to paste; patterns that are given already stand in them too, since they take their place. `above`: the
+    words are for a folder of this path, and those that name nothing there are not repeated.
     """
     left_out = [name for name in found.left_out if name.startswith(above)]
-    given = [pattern for pattern in found.exclude if any(excluded(name, [pattern], set()) for name in left_out)]
-    patterns = [pattern.removeprefix(above) for pattern in (*given, *exclude)]
+    given = [pattern for pattern in found.exclude if any(excluded(name, [pattern]) for name in left_out)]
+    patterns = [*(pattern.removeprefix(above).removeprefix(glob.escape(above)) for pattern in given), *exclude]
     return f"--set {shlex.quote(f'data.exclude={json.dumps(patterns, ensure_ascii=False)}')}"
 
 
@@ -230,15 +231,16 @@ def _columns(table: Path) -> list[str]:
 
 def patterns(names: Sequence[str], known: Sequence[str] = ()) -> list[str]:
     """Patterns that leave these files out: by their kinds, or by their names where they have none."""
-    left = [name for name in names if not excluded(name, known, set())]
-    return sorted({f"*{PurePosixPath(name).suffix}" if PurePosixPath(name).suffix else name for name in left})
+    left = [name for name in names if not excluded(name, known)]
+    suffixes = {name: glob.escape(PurePosixPath(name).suffix) for name in left}
+    return sorted({f"*{suffix}" if suffix else glob.escape(name) for name, suffix in suffixes.items()})
 
 
 def patterns_of_names(names: Iterable[str], others: Sequence[str]) -> list[str]:
     """A few patterns that leave these files out and keep the others, `*` for each number; none where there are none."""
     files = {glob.escape(name.rpartition("/")[2]) for name in names}
     found = sorted({re.sub("[0-9]+", "*", file) for file in files})
-    is_apart = others and not any(excluded(name, found, set()) for name in others)
+    is_apart = others and not any(excluded(name, found) for name in others)
     return found if is_apart and len(found) <= _MOST_LINES else []
 
 

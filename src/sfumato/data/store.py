@@ -29,9 +29,9 @@ _is_off: ContextVar[bool] = ContextVar("cache_is_off", default=False)
 Columns = Mapping[str, tuple[tuple[int, ...], np.dtype]]
 """Name -> shape and type of one row."""
 Report = Callable[[str], None]
+"""Takes lines for the user."""
 FOR_OWNER = "For you alone: do not publish."
 """Ends a line that tells what private images show."""
-"""Takes lines for the user."""
 
 
 def cache_folder() -> Path:

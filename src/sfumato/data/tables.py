@@ -13,7 +13,7 @@ import re
 import reprlib
 import shlex
 import unicodedata
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -41,14 +41,7 @@ _Table = tuple[list[str], list[tuple[int, dict[str, Any]]]]
 
 
 def read_labels(
-    root: Path,
-    found: Found,
-    report: Report,
-    *,
-    classes: Sequence[str] | None = None,
-    task: str | None = None,
-    group: str = "group",
-    needs_train: bool = True,
+    root: Path, found: Found, config: DataConfig, classes: Sequence[str] | None, report: Report, *, needs_train: bool
 ) -> list[ImageFile]:
     """The images that the folder's tables list, in the order of their names. Columns of other names
     are not read.
@@ -59,10 +52,11 @@ def read_labels(
     Args:
         root: The folder.
         found: What lies in it.
-        report: Takes lines for the user.
+        config: The recipe's `data` section. Where a table has a column for each class, images have several labels
+            unless `task` says otherwise; `group_by` names the column that says whose each image is, where a table has
+            it, else "group".
         classes: The listed classes: folders of their names are no parts.
-        task: As `data.task` says. Where a table has a column for each class, images have several labels.
-        group: The column that says whose each image is, where a table has it.
+        report: Takes lines for the user.
         needs_train: Whether there must be a training part, where there are parts.
 
     Raises:
@@ -76,19 +70,18 @@ def read_labels(
     files = {file.name: file for file in found.images}
     folders = sorted({name.split("/")[0] for name in files if "/" in name})
     parts = parts_of(root, list(files), folders, classes, needs_train=needs_train)
+    classes = classes or ()
     labelled: dict[str, ImageFile] = {}
     lines: dict[str, str] = {}
     by_end, num_missing = names_by_end(files), 0
     left_out = set(found.left_out)
     folders_left_out = tuple(name for name in left_out if name.endswith("/"))
     for table in found.tables:
-        for line, file, row in _rows(table, root, found, classes or (), task, group):
+        for line, file, row in _rows(table, root, found, config, classes):
             where = f"{table} line {line}"
-            name = _name_of(table, root, file)
-            if table.name not in FILE_COLUMNS:
-                name = _found(file, by_end)
-                num_missing += not name
+            name = _name_of(table, root, file, by_end)
             if not name:
+                num_missing += 1
                 continue
             if name in labelled:
                 raise InputError(f"{where}: {file} stands in {lines[name]} already. Take one line out.")
@@ -101,16 +94,16 @@ def read_labels(
             part = _part_of(where, file, parts[name.split("/")[0]] if parts else None, row.get("split"))
             label, findings = unicodedata.normalize("NFC", row.get("label", "")), None
             if "label" not in row:
-                findings = tuple(_finding(where, name, row[name]) for name in classes or ())
-            elif task == "multilabel":
-                label, findings = "", _joined(where, label, classes or ())
+                findings = tuple(_finding(where, name, row[name]) for name in classes)
+            elif config.task == "multilabel":
+                label, findings = "", _joined(where, label, classes)
             labelled[name] = dataclasses.replace(
                 files[name], label=label, findings=findings, part=part, group=row.get("group")
             )
             lines[name] = f"line {line}" if len(found.tables) == 1 else where
     if num_missing:
         report(f"{num_missing} lines of the tables are of images that are not in {root}: passed over")
-    deeper = [name for name, item in labelled.items() if item.part is None and _lies_in_a_part(name, classes or ())]
+    deeper = [name for name, item in labelled.items() if item.part is None and _lies_in_a_part(name, classes)]
     if deeper:
         remedy = "Give the table a column split: train, valid or test."
         raise InputError(f"{files[deeper[0]].path} lies in a part, which no column says. {remedy}")
@@ -225,12 +218,13 @@ def _joined(where: str, label: str, classes: Sequence[str]) -> tuple[int, ...]:
 
 
 def _rows(
-    table: Path, root: Path, found: Found, classes: Sequence[str], task: str | None, group: str
-) -> list[tuple[int, str, dict[str, str]]]:
+    table: Path, root: Path, found: Found, config: DataConfig, classes: Sequence[str]
+) -> Iterator[tuple[int, str, dict[str, str]]]:
     """Of each row its line's number, its file, and its label or findings, split and group, stripped; only groups,
     findings and several labels may be empty.
     """
-    (header, lines), group = _read(table), unicodedata.normalize("NFC", group)
+    (header, lines), task = _read(table), config.task
+    group = unicodedata.normalize("NFC", config.group_by or "group")
     named, label = (FILE_COLUMNS[table.name], "label") if table.name in FILE_COLUMNS else _columns(header, lines)
     file = named or "file"
     is_meant = task == "multilabel" or (task is None and label not in header)
@@ -246,7 +240,6 @@ def _rows(
         needs = f"{listed} in its first line, parted by commas, semicolons or tabs"
         leave = f"Write these there, or leave it out: {leaving_out([relative_name(table, root)], found)}"
         raise InputError(f"{table} needs {needs}; it has {', '.join(header) or 'none'}. {leave}")
-    rows = []
     for line, cells in lines:
         where = f"{table} line {line}"
         row = {key: as_text(where, name, cells.get(name)) for key, name in columns.items()}
@@ -254,8 +247,7 @@ def _rows(
         empty = next((key for key, value in row.items() if not value and key not in may_be_empty), None)
         if empty is not None:
             raise InputError(f"{where} has no {empty}. Fill it in, or take out line and image.")
-        rows.append((line, row.pop(file), row))
-    return rows
+        yield line, row.pop(file), row
 
 
 def column(root: Path, name: str, data: DataConfig) -> dict[str, str]:
@@ -282,12 +274,14 @@ def column(root: Path, name: str, data: DataConfig) -> dict[str, str]:
         for _, cells in lines:
             value, path = cells.get(name), _text(cells.get(of_files))
             text = value if isinstance(value, str) else "" if value is None else json.dumps(value, sort_keys=True)
-            found[_name_of(table, root, path) if table.name in FILE_COLUMNS else _found(path, by_end)] = text.strip()
+            found[_name_of(table, root, path, by_end)] = text.strip()
     return found
 
 
-def _name_of(table: Path, root: Path, file: str) -> str:
-    """An image's name in the folder, of its path from the table."""
+def _name_of(table: Path, root: Path, file: str, by_end: Mapping[str, str]) -> str:
+    """An image's name in the folder, of its path from the table; in a table of another name, of the path's end."""
+    if table.name not in FILE_COLUMNS:
+        return _found(file, by_end)
     return unicodedata.normalize("NFC", (table.parent.relative_to(root) / file).as_posix())
 
 

@@ -39,8 +39,6 @@ class ViewWords:
 
 
 Drawn = Examples | WithCanaries
-ViewBits = np.ndarray | ViewWords
-"""What gives (b, K) words when it is indexed by (b,) examples: words of all (N, K), or those of a key."""
 
 
 class People:
@@ -97,7 +95,7 @@ class Views:
     def of(cls, resolved: ResolvedAugmentation) -> "Views":
         return cls(resolved.kind, resolved.augmult, resolved.padding)
 
-    def make(self, examples: Drawn, indices: Tensor, view_bits: ViewBits, device: torch.device) -> Tensor:
+    def make(self, examples: Drawn, indices: Tensor, view_bits: ViewWords, device: torch.device) -> Tensor:
         """(b, K, C, H, W), or the examples as they are, (b, *shape), where K is 0.
 
         Args:
@@ -121,7 +119,7 @@ class Views:
         return augment(inputs, bits, self.kind, self.padding, images.mean, images.std, size=size)
 
     def with_labels(
-        self, examples: Drawn | People, indices: Tensor, view_bits: ViewBits, device: torch.device
+        self, examples: Drawn | People, indices: Tensor, view_bits: ViewWords, device: torch.device
     ) -> tuple[Tensor, ...]:
         """What `make` gives, and the (b,) labels; or people, `together`: their images as they are."""
         if isinstance(examples, People):

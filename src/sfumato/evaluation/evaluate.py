@@ -203,10 +203,9 @@ def _held_out(
     if images is not None:
         if data_root is not None:
             raise InputError("a folder to score, and --data-root, where the run's own images lie: give one of them.")
-        if not isinstance(images, (str, Path)):
-            several = trained.objective.is_multilabel
-            return labelled_objects(images, trained.classes, several, **trained.decoding), "folder", []
         how = {**trained.decoding, "data": trained.recipe.data}
+        if not isinstance(images, (str, Path)):
+            return labelled_objects(images, trained.classes, **how), "folder", []
         judged, names = labelled_images(Path(images), trained.classes, report=report, **how)
         return judged, "folder", names
     root = None if data_root is None else Path(data_root)

@@ -14,7 +14,7 @@ from sfumato.clipping import GradFn
 from sfumato.clipping.clip import at_least_float32
 from sfumato.clipping.protocol import Speed
 from sfumato.data.sampling import Shuffling, poisson_batch
-from sfumato.data.views import ViewBits, Views, ViewWords
+from sfumato.data.views import Views, ViewWords
 from sfumato.evaluation.scores import Objective
 from sfumato.json_record import finite
 from sfumato.randomness import Stream, Streams
@@ -39,7 +39,7 @@ class Randomness:
     """
 
     indices: np.ndarray
-    view_bits: ViewBits
+    view_bits: ViewWords
     model_key: bytes
 
 
