@@ -193,12 +193,11 @@ def _show_several(plans: "list[Plan]", json_: bool) -> None:
 
 def _numbers_of(recipe: str) -> tuple[dict[str, Any], _OfRecipe]:
     """What `sfumato.plan` takes, of a recipe whose data set has a public N."""
-    from sfumato import config, recipes
+    from sfumato import recipes
     from sfumato.data import catalogue as facts
     from sfumato.planning.resolve import resolve
 
-    _, values = recipes.read(recipe)
-    parsed = config.parse(values)
+    parsed = recipes.recipe_of(recipe, {})
     privacy, training = parsed.privacy, parsed.training
     if privacy is None:
         raise InputError(f"recipe {recipe} has no [privacy] section, so there is nothing to plan.")
@@ -243,35 +242,25 @@ def _facts(beside: _OfRecipe, found: "Plan", recipe: str | None) -> dict[str, An
     return {**facts, "private": why_not is None, "why_not_private": why_not, "attacker": told}
 
 
-def _beside(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    if facts["images_per_person"] is not None:
-        key = "epsilon_image" if facts["private"] else "epsilon_image_if_private"
-        return [("of one image alone", formats.epsilon_text(facts[key]))]
-    return [("by TAN, a guide", f"{formats.epsilon_text(facts['epsilon_tan'])}  never part of a certificate")]
-
-
 def _show(facts: dict[str, Any]) -> None:
-    shown = (
-        facts
-        if facts["private"]
-        else {**facts, **{name: facts[f"{name}_if_private"] for name in ("epsilon", "epsilon_rdp", "epsilon_pld")}}
+    private, of_image = facts["private"], facts["images_per_person"] is None
+    ending = "" if private else "_if_private"
+    epsilon, of_one = (formats.epsilon_text(facts[name + ending]) for name in ("epsilon", "epsilon_image"))
+    by_rdp, by_pld = (
+        "-" if facts[name + ending] is None else formats.epsilon_text(facts[name + ending])
+        for name in ("epsilon_rdp", "epsilon_pld")
     )
-    epsilon, by_rdp, by_pld = (
-        "-" if by != "epsilon" and shown[by] is None else formats.epsilon_text(shown[by])
-        for by in ("epsilon", "epsilon_rdp", "epsilon_pld")
-    )
-    rows, attackers = [] if facts["private"] else [("not private", facts["why_not_private"])], []
+    promised = f"{epsilon} at delta {formats.delta_text(facts['delta'])} ({facts['accountant']})"
+    rows = [("epsilon", promised)]
+    if not private:
+        rows = [("not private", facts["why_not_private"]), ("if it were: epsilon", promised)]
+    rows.append(("by RDP / PLD", f"{by_rdp} / {by_pld}"))
     if facts["attacker"] is not None:
-        told, of_persons = Attacker(**facts["attacker"]), facts["images_per_person"] is not None
-        attackers = [("an attacker", who_guesses(told, of_persons=of_persons)), ("in detail", of_attacker(told))]
+        told = Attacker(**facts["attacker"])
+        rows += [("an attacker", who_guesses(told, of_persons=not of_image)), ("in detail", of_attacker(told))]
+    by_tan = f"{formats.epsilon_text(facts['epsilon_tan'])}  never part of a certificate"
     rows += [
-        (
-            "epsilon" if facts["private"] else "if it were: epsilon",
-            f"{epsilon} at delta {formats.delta_text(facts['delta'])} ({facts['accountant']})",
-        ),
-        ("by RDP / PLD", f"{by_rdp} / {by_pld}"),
-        *attackers,
-        *_beside(facts),
+        ("by TAN, a guide", by_tan) if of_image else ("of one image alone", of_one),
         ("noise multiplier", f"{facts['noise_multiplier']:.4g}"),
         (
             "batch size",
@@ -296,24 +285,14 @@ def _show(facts: dict[str, Any]) -> None:
     if facts["num_parameters"] is not None:
         speed = f"noise of a million takes this machine {facts['noise_seconds_per_million']:.3g} s"
         rows.append(("parameters", f"{facts['num_parameters']} that train; {speed}"))
-    for name, value in rows:
-        output.say(f"{name:<20}{value}")
-    of_image = facts["images_per_person"] is None
     whose = "one image's contribution" if of_image else f"the contribution of {facts['unit']}"
-    output.say(f"relation            {whose} replaced by zero, N fixed and public (as add-or-remove)")
-    _show_more(facts)
-    for warning in facts["warnings"]:
-        output.warn(warning)
-
-
-def _show_more(facts: dict[str, Any]) -> None:
-    """What options asked for besides."""
+    rows.append(("relation", f"{whose} replaced by zero, N fixed and public (as add-or-remove)"))
     if "more_data" in facts:
         more = facts["more_data"]
-        output.say(
-            f"with more images    {more['num_examples']}: epsilon "
-            f"{formats.epsilon_text(more['epsilon'])} at delta {formats.delta_text(more['delta'])}"
-        )
+        spent, delta = formats.epsilon_text(more["epsilon"]), formats.delta_text(more["delta"])
+        rows.append(("with more images", f"{more['num_examples']}: epsilon {spent} at delta {delta}"))
+    for name, value in rows:
+        output.say(f"{name:<20}{value}")
     for row in facts.get("table", []):
         rate = "" if row["learning_rate"] is None else f"  rate {row['learning_rate']:g}"
         hours = "" if row["hours"] is None else f"  {row['hours']:.2f} h"
@@ -322,3 +301,5 @@ def _show_more(facts: dict[str, Any]) -> None:
             f"{row['num_steps']:>7}{rate}  "
             f"epsilon {formats.epsilon_text(row['epsilon'])}  {row['num_epochs']:.1f} epochs{hours}"
         )
+    for warning in facts["warnings"]:
+        output.warn(warning)
