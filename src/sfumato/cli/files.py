@@ -123,8 +123,8 @@ def schema(name: str) -> None:
     metrics_private.jsonl or ledger.jsonl, or of what `sfumato audit --json` prints.
 
     Args:
-        name: certificate, result, metrics, private-metrics, ledger, search, audit, canary-audit, membership-audit or
-            one-run-audit.
+        name: certificate, loop-certificate, result, metrics, private-metrics, ledger, search, audit, canary-audit,
+            membership-audit or one-run-audit.
 
     Example:
         sfumato schema certificate
