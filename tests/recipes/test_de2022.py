@@ -67,19 +67,15 @@ COLUMNS = [Column(table, place) for table in PRINTED["table"] for place in range
 PRIVATE = [column for column in COLUMNS if column.private]
 
 
-def per_table(columns):
-    """A case for each table: the test holds for all of its columns."""
-    tables: dict[int, list[Column]] = {}
-    for column in columns:
-        tables.setdefault(column.table["number"], []).append(column)
+def of_each(columns):
+    """One case: the test holds for all of these columns."""
 
     def decorate(test):
-        @pytest.mark.parametrize("number", tables)
-        def of_table(number):
-            for column in tables[number]:
+        def of_all():
+            for column in columns:
                 test(column)
 
-        return of_table
+        return of_all
 
     return decorate
 
@@ -120,7 +116,7 @@ def test_the_transcription_agrees_with_the_accountant_s_own():
     assert mine == [(row.table, row.num_examples, row.nominal_epsilon, *row[3:]) for row in ROWS]
 
 
-@per_table(COLUMNS)
+@of_each(COLUMNS)
 def test_a_recipe_holds_every_printed_value(column):
     recipe, name = resolved(column), NETWORKS[column.table["network"]]
     assert (recipe.model.name, {key: recipe.model.options[key] for key in name[1]}) == name
@@ -162,7 +158,7 @@ def test_a_recipe_holds_every_printed_value(column):
         assert (column["delta"], column["clipping_norm"], column["noise_multiplier"]) == (1, float("inf"), 0)
 
 
-@per_table(COLUMNS)
+@of_each(COLUMNS)
 def test_a_comment_states_the_printed_accuracy(column):
     heading, text = read_heading(text_of(column.name)), text_of(column.name)
     if column["accuracy"] == "-":
@@ -178,7 +174,7 @@ def test_a_comment_states_the_printed_accuracy(column):
         assert f"top-5 {column[key]} %" in text
 
 
-@per_table(PRIVATE)
+@of_each(PRIVATE)
 def test_a_comment_states_what_the_numbers_spend_and_how_far_that_is_from_nominal(column):
     count = column.dataset["num_examples"]
     numbers, delta = (column["noise_multiplier"], column["num_updates"]), column["delta"]
@@ -192,7 +188,7 @@ def test_a_comment_states_what_the_numbers_spend_and_how_far_that_is_from_nomina
         assert f"where they spend {epsilon_text(tuned)};" in text and 0.97 * nominal < tuned <= nominal
 
 
-@per_table([column for column in COLUMNS if "pretrained_on" in column.table])
+@of_each([column for column in COLUMNS if "pretrained_on" in column.table])
 def test_a_fine_tuning_names_the_images_and_the_recipe_of_its_weights(column):
     model, images = read(column.name).model, column.table["pretrained_on"]
     assert model.init_from is None and model.init_recipe in recipes.names()

@@ -86,6 +86,7 @@ def plan(
     Example:
         sfumato plan --num-examples 50000 --epsilon 1,3,8
     """
+    from sfumato.scaling import equal_noise as trade
     from sfumato.scaling.plan import plan as solve
 
     targets, beside = _targets(epsilon), _OfRecipe()
@@ -107,14 +108,28 @@ def plan(
         raise InputError(
             "--num-examples is needed: N, the public number of training images. Give it, or --recipe NAME."
         )
-    known = _price(costs, devices, beside, trust or [])
+    machines = _price(costs, devices, beside, trust or [])
     each: list[float | None] = [*targets] or [None]
     plans = [solve(**{"accountant": accountant, "epsilon": target} | numbers) for target in each]
     if len(plans) > 1:
-        _show_several(plans, json_)
+        output.answer({"plans": [plan.as_json() for plan in plans]}, json_, lambda facts: _show_several(plans))
         return
-    facts = _facts(beside, plans[0], recipe)
-    facts |= _more(plans[0], accountant, known, beside, table, more_data, plot)
+    found, mechanism = plans[0], plans[0].mechanism
+    if found.images_per_person is not None and (table or plot is not None):
+        raise InputError("--table and --plot are for the epsilon of one image. Leave out --images-per-person.")
+    if table and not found.noise_multiplier:
+        raise InputError("--table trades noise, but there is none: sigma is 0.")
+    facts = _facts(beside, found, recipe) | machines.of(mechanism)
+    moved = pick(machines, "num_parameters", "noise_seconds_per_million")
+    facts |= {name: value or None for name, value in moved.items()}
+    if table:
+        facts["table"] = trade.table(mechanism, found.delta, accountant, machines, beside.learning_rate)
+    if more_data is not None:
+        facts["more_data"] = trade.with_more_data(mechanism, found.delta, more_data, accountant)
+    if plot is not None:
+        from sfumato.scaling.plots import draw_plan
+
+        draw_plan(mechanism, found.delta, plot)
     output.answer(facts, json_, _show)
 
 
@@ -142,45 +157,12 @@ def _price(costs: dict[str, float | None], devices: int, beside: _OfRecipe, trus
     return cost.Price(beside.views, throughput, devices, per_hour, bandwidth, reading, **moved)
 
 
-def _more(
-    found: "Plan",
-    accountant: Accountant,
-    price: "Price",
-    beside: _OfRecipe,
-    table: bool,
-    more_data: float | None,
-    plot: Path | None,
-) -> dict[str, Any]:
-    """What options ask for besides."""
-    if found.images_per_person is not None and (table or plot is not None):
-        raise InputError("--table and --plot are for the epsilon of one image. Leave out --images-per-person.")
-    if table and not found.noise_multiplier:
-        raise InputError("--table trades noise, but there is none: sigma is 0.")
-
-    from sfumato.scaling import equal_noise as trade
-
-    facts = price.of(found.mechanism)
-    facts |= {name: value or None for name, value in pick(price, "num_parameters", "noise_seconds_per_million").items()}
-    if table:
-        facts["table"] = trade.table(found.mechanism, found.delta, accountant, price, beside.learning_rate)
-    if more_data is not None:
-        facts["more_data"] = trade.with_more_data(found.mechanism, found.delta, more_data, accountant)
-    if plot is not None:
-        from sfumato.scaling.plots import draw_plan
-
-        draw_plan(found.mechanism, found.delta, plot)
-    return facts
-
-
 def _targets(text: str | None) -> list[float]:
     with refusing("--epsilon takes a number, or several with commas between them", "Correct it.", ValueError):
         return [] if text is None else [float(part) for part in text.split(",")]
 
 
-def _show_several(plans: "list[Plan]", json_: bool) -> None:
-    if json_:
-        output.print_json({"plans": [plan.as_json() for plan in plans]})
-        return
+def _show_several(plans: "list[Plan]") -> None:
     for plan in plans:
         output.say(
             f"epsilon {formats.epsilon_text(plan.epsilon)}  sigma {plan.noise_multiplier:<8.4g} "
