@@ -41,10 +41,6 @@ def test_streams_of_two_purposes_or_steps_share_no_bits(other, seed):
     assert abs(np.unpackbits((a ^ b).view(np.uint8)).mean() - 0.5) < 0.01
 
 
-def test_a_purpose_without_steps_has_the_stream_of_step_0():
-    assert Streams(3).stream("split").bytes(8) == Streams(3).stream("split", 0).bytes(8)
-
-
 def test_without_a_seed_no_stream_is_ever_given_again():
     streams = Streams()
     assert len({bytes(streams.stream("noise", 1).bytes(32)) for _ in range(100)}) == 100

@@ -14,12 +14,13 @@ from PIL import Image
 from typer.main import get_command
 
 import sfumato
-from sfumato import cli, config
+from sfumato import cli, config, recipes
 from sfumato.cli.app import app
 from sfumato.cli.output import interruptible
 from sfumato.errors import InputError
 from sfumato.models import registry
 from sfumato.reporting.page import write_report
+from sfumato.studies import figures
 from sfumato.training.process import Stopped
 from tests.accounting.tables import TAN_MISPRINTS, TAN_ROWS
 
@@ -495,6 +496,8 @@ def test_the_surface_is_what_the_contract_says_and_every_help_ends_with_an_examp
         _, example = " ".join(out.split()).split("Example: ")
         assert re.match(rf"sfumato {name}\b", example), name
         assert {word for word in example.split() if word.startswith("--")} <= found, name
+        named = {word for word in example.split() if word.startswith(("cifar10", "de2022", "demo/"))}
+        assert named <= {*recipes.names(), *figures.names()}, name
 
 
 def test_every_argument_and_option_is_explained():
