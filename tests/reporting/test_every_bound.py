@@ -17,7 +17,7 @@ from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
 from sfumato.planning.resolve import resolve
 from sfumato.searching import search as final
-from sfumato.searching.result import Best, Cost, Predicted, SearchResult
+from sfumato.searching.result import Best, Cost, Predicted, PrivateSearchResult, SearchResult, Selected
 from tests.searching.made_up_search import made_up_search
 
 EPSILON = 5.01234001  # no other number near it is printed
@@ -62,6 +62,20 @@ def test_what_plan_prints(spent, capsys):
     assert DELTA in deltas
 
 
+def test_what_recipes_print(spent, capsys, monkeypatch, tmp_path):
+    from sfumato import recipes
+
+    (tmp_path / "mine.toml").write_text(
+        f'# Mine.\n[data]\nname = "mnist"\n[privacy]\ntarget_epsilon = {spent}\ndelta = {DELTA}\nnoise_multiplier = '
+        "3.0\n"
+        "[training]\nbatch_size = 512\nnum_steps = 10\n"
+    )
+    monkeypatch.setattr(recipes, "names", lambda: ["mine"])
+    monkeypatch.setattr(recipes, "find", lambda name: tmp_path / "mine.toml")
+    assert_bounds(output_of(capsys, "recipes", "list"), spent)
+    assert_bounds(output_of(capsys, "recipes", "verify"), spent, at_least=3)
+
+
 SHORT = (
     "--set training.num_steps=2 --set training.batch_size=32 --set training.engine=reference "
     "--set privacy.noise_multiplier=9.0"
@@ -81,20 +95,32 @@ def test_what_train_and_the_report_print(spent, capsys, tmp_path):
     assert claim["epsilon"] == spent and claim["delta"] == DELTA
 
 
-def search_result(spent):
+def test_what_searches_print(spent, capsys):
+    search.show(search_result(spent), [])
+    assert DELTA in assert_bounds(capsys.readouterr().out, spent)
+    of_run = {"held_out": "test", "accuracy": 0.5, "test_accuracy": 0.5}
+    best = {"best": Selected(run="a", accuracy=0.5), "trials": None, "expected_trials": 3.0, "storage": None}
+    paid = {**of_search(spent), **of_run, **best, "private": True, "predicted_accuracy": None}
+    search.show_paid(PrivateSearchResult(**paid))
+    assert DELTA in assert_bounds(capsys.readouterr().out, spent)
+
+
+def of_search(spent):
     told = {"epsilon_final": spent, "epsilon_search_inclusive": spent, "delta": DELTA, "noise_multiplier": 1.0}
-    told |= {"cost": Cost(search_views=1.0, search_fraction=0.5), "search_data": "mnist", "recipe": "recipe.toml"}
+    cost = Cost(search_views=1.0, search_fraction=0.5)
+    return {**told, "cost": cost, "search_data": "mnist", "recipe": "recipe.toml"}
+
+
+def search_result(spent):
     best, predicted = Best(settings={}, accuracy=0.5), Predicted(value=0.5, low=0.4, high=0.6)
     found = {"best": best, "stages": [], "trials": 3, "given_up": 0, "predicted_accuracy": predicted, "law": "log"}
-    return SearchResult(**told, **found, augtest_gain=None, warnings=[], storage="sqlite:///study.db")
+    return SearchResult(**of_search(spent), **found, augtest_gain=None, warnings=[], storage="sqlite:///study.db")
 
 
-def test_what_a_search_and_its_final_recipe_say(spent, capsys):
+def test_what_the_final_recipe_of_a_search_says(spent):
     searched = made_up_search()
     data = {"name": "folder", "path": "home-of-alice"}
     recipe = config.parse_resolved({**searched.recipe.model_dump(), "data": data})
-    search.show(search_result(spent), [])
-    assert DELTA in assert_bounds(capsys.readouterr().out, spent)
     text = final.as_toml(searched, recipe, search_result(spent), "mine")
     assert DELTA in assert_bounds(text, spent)
     assert "alice" not in text  # a recipe is for sharing
