@@ -14,6 +14,7 @@ from sfumato.reporting import several
 from sfumato.reporting.page import read_run
 from tests.cli.test_cli import call, refused
 from tests.reporting import folders, made_up
+from tests.reporting.test_charts import assert_affine
 from tests.reporting.test_page import Page
 
 
@@ -71,13 +72,6 @@ def test_the_page_says_what_no_epsilon_on_it_covers(thirty):
     assert "Choosing the best of them by these accuracies is covered by no epsilon on this page." in text
     assert "3 of 30 runs are not private: nothing is guaranteed for them." in text and "from a public seed" in text
     assert "29 of 30 runs finished" in text
-
-
-def assert_affine(places, values) -> None:
-    """As an axis must place them, upwards."""
-    slope, start = np.polyfit(values, places, 1)
-    np.testing.assert_allclose(places, slope * np.array(values) + start, atol=0.02)
-    assert slope > 0
 
 
 def drawn(page: str, name: str) -> ElementTree.Element:
