@@ -124,6 +124,12 @@ def test_a_wrong_input_gets_one_line_that_names_it_and_status_2(capsys, tmp_path
     assert sorted(tmp_path.rglob("*")) == before  # nothing was written
 
 
+def test_a_recipe_with_a_value_in_place_of_a_section_is_refused(capsys, tmp_path):
+    for text, option in (("data = 3", "--data-root"), ('privacy = 3\n[data]\nname = "digits"', "--epsilon")):
+        (tmp_path / "odd.toml").write_text(text)
+        assert text.partition(" ")[0] in refused(capsys, "train", tmp_path / "odd.toml", option, "3")
+
+
 def test_a_model_with_batch_norm_is_refused_before_anything_is_written(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(

@@ -163,11 +163,11 @@ def asked(
             f"privacy.{next(iter(given))} has no meaning without a budget: this recipe has no [privacy] section. Give "
             "--epsilon too."
         )
-    if given:
-        values["privacy"] = values.get("privacy", {}) | given
+    for key, value in given.items():
+        config.put(values, f"privacy.{key}", value)
     for assignment in assignments or []:
         config.set_value(values, assignment)
-    if data_root is not None and values.get("data", {}).get("name") == "folder":
+    if data_root is not None and config.dotted(values).get("data.name") == "folder":
         values["data"]["path"] = str(data_root)
     if calibrated_by is not None:
         calibrate(values, calibrated_by)
@@ -181,16 +181,16 @@ def calibrate(values: dict[str, Any], accountant: Accountant) -> None:
     Raises:
         InputError: If there is no target to meet, or batch and steps are not both given.
     """
-    privacy = values.get("privacy", {})
-    if privacy.get("target_epsilon") is None:
+    given = config.dotted(values)
+    if given.get("privacy.target_epsilon") is None:
         raise InputError("the recipe has no target epsilon for --calibrate to meet. Give --epsilon, or leave it out.")
-    if None in (values.get("training", {}).get(key) for key in ("batch_size", "num_steps")):
+    if None in (given.get(f"training.{key}") for key in ("batch_size", "num_steps")):
         raise InputError(
             "--calibrate solves for the noise alone. Leave it out, or give --set training.batch_size=B --set "
             "training.num_steps=T."
         )
-    privacy.pop("noise_multiplier", None)
-    privacy["accountant"] = accountant
+    config.put(values, "privacy.noise_multiplier", None)
+    config.put(values, "privacy.accountant", accountant)
 
 
 def _trusted(recipe: config.Recipe, assignments: list[str], trust: list[str]) -> list[str]:
