@@ -30,31 +30,21 @@ def refusal(values):
         ("privacy.clipping_norm", -1, ["privacy.clipping_norm"]),
         ("data.name", "mnits", ["data.name", "Did you mean 'mnist'?"]),
         ("training.augmult", 2, ["training.augmult", "Did you mean augmentation.augmult?"]),
-        ("augmentation.kind", "rcc", ["augmentation.kind", "Did you mean 'rrc'?"]),
         ("augmentation.kind", "simCLR", ["augmentation.kind", "Did you mean 'simclr'?"]),
-        ("augmentation.test_views", -1, ["augmentation.test_views", "greater than or equal to 0"]),
-        ("ema.decay", 1.0, ["ema.decay"]),
         ("training.batch_size", 2.5, ["training.batch_size"]),
         ("training.microbatch_size", "auot", ["training.microbatch_size = 'auot'", "'auto'", "integer"]),
         ("data", 3, ["data"]),
         ("optimizer.nesterov", True, ["optimizer.nesterov", "optimizer.momentum above 0"]),
         ("optimizer.schedule", "step", ["optimizer.milestones", "Give both"]),
         ("optimizer.milestones", [3], ["optimizer.schedule", "Give both"]),
-        ("training.label_smoothing", 1.0, ["training.label_smoothing", "less than 1"]),
         ("optimizer.beta1", 0.0, ["optimizer.beta1 = 0.0", "'sgd'", "'adam'"]),
-        ("optimizer.beta2", 0.99, ["optimizer.beta2 = 0.99", "'sgd'", "'adam'"]),
-        ("optimizer.adam_epsilon", 1e-8, ["optimizer.adam_epsilon = 1e-08", "'sgd'"]),
-        ("optimizer.name", "rmsprop", ["optimizer.name", "adamw"]),
-        ("optimizer.weight_decay", -0.1, ["optimizer.weight_decay"]),
         # What float32 cannot hold.
         ("optimizer.learning_rate", 1e45, ["optimizer.learning_rate = ", "is not possible"]),
         ("optimizer.weight_decay", 1e30, ["optimizer.weight_decay = ", "is not possible"]),
         ("data.std", [1e-45], ["data.std = ", "is not possible"]),
-        ("data.std", [1e300], ["data.std = ", "is not possible"]),
         ("data.mean", [float("nan")], ["data.mean = ", "is not possible"]),
         ("data.mean", [123.675], ["data.mean = ", "is not possible"]),
         ("data.std", [58.4], ["data.std = ", "is not possible"]),
-        ("data.mean", [-1e300], ["data.mean = ", "is not possible"]),
         ("data.classes", [], ["data.classes = ", "is not possible"]),
         # What an optimizer lacks.
         (
@@ -62,9 +52,7 @@ def refusal(values):
             {"name": "adam", "momentum": 0.9},
             ["optimizer.momentum = 0.9", "'adam'", "Leave it out", "'sgd'"],
         ),
-        ("optimizer", {"name": "adamw", "dampening": 0.1}, ["optimizer.dampening = 0.1", "'adamw'"]),
         ("optimizer", {"name": "adam", "nesterov": True}, ["optimizer.nesterov = True", "'adam'"]),
-        ("optimizer", {"name": "adam", "beta2": 1.0}, ["optimizer.beta2", "less than 1"]),
         ("optimizer", {"schedule": "step", "milestones": [5, 3]}, ["optimizer.milestones = [5, 3]", "earliest first"]),
     ],
 )
@@ -81,29 +69,20 @@ def test_every_shipped_recipe_is_valid_and_survives_a_round_trip():
         assert config.parse(tomllib.loads(config.to_toml(recipe))) == recipe, name
 
 
-@pytest.mark.parametrize(
-    "assignment, expected",
-    [
-        ("training.batch_size=12", 12),
-        ("model.name=lenet", "lenet"),
-        ("ema.decay=[0.9, 0.99]", [0.9, 0.99]),
-        ("optimizer.nesterov=true", True),
-        ("data.path=a=b", "a=b"),
-    ],
-)
-def test_set_reads_toml_values_and_plain_words(assignment, expected):
+def test_set_reads_toml_values_and_plain_words_and_an_empty_one_takes_the_key_out():
     values: dict = {}
-    config.set_value(values, assignment)
-    section, key = assignment.partition("=")[0].split(".")
-    assert values[section][key] == expected
-    config.set_value(values, f"{section}.{key}=")  # takes the key out
-    assert key not in values[section]
+    for assignment in ("training.batch_size=12", "model.name=lenet", "ema.decay=[0.9, 0.99]", "data.path=a=b"):
+        config.set_value(values, assignment)
+    found = {"training": {"batch_size": 12}, "model": {"name": "lenet"}, "ema": {"decay": [0.9, 0.99]}}
+    assert values == {**found, "data": {"path": "a=b"}}
+    config.set_value(values, "data.path=")
+    assert values == {**found, "data": {}}
 
 
-@pytest.mark.parametrize("assignment", ["batch_size=3", "training.batch_size", "=3", "training.=3", ".x=3"])
-def test_a_malformed_set_is_refused(assignment):
-    with pytest.raises(InputError, match="section.key=value"):
-        config.set_value({}, assignment)
+def test_a_malformed_set_is_refused():
+    for assignment in ("batch_size=3", "training.batch_size", "=3", "training.=3", ".x=3"):
+        with pytest.raises(InputError, match="section.key=value"):
+            config.set_value({}, assignment)
 
 
 @given(st.integers(1, 10**9))

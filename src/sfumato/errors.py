@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 _MOST_SHOWN = 40  # a line of a thousand names is none
+_ALIKE = 0.4  # of names, from 0 to 1
 
 
 class InputError(ValueError):
@@ -62,12 +63,11 @@ def first_line(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def nearest(name: str, known: Sequence[str], cutoff: float = 0.4) -> str:
+def nearest(name: str, known: Sequence[str]) -> str:
     """Which known name was probably meant, as a sentence; of keys, their last part counts too."""
     last = [key.rsplit(".")[-1] for key in known]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=cutoff) or difflib.get_close_matches(
-        name.rsplit(".")[-1], last, n=1, cutoff=cutoff
-    )
+    near = difflib.get_close_matches(name, known, n=1, cutoff=_ALIKE)
+    near = near or difflib.get_close_matches(name.rsplit(".")[-1], last, n=1, cutoff=_ALIKE)
     if near:
         return f"Did you mean {near[0]}?"
     more = f" and {len(known) - _MOST_SHOWN} more" if len(known) > _MOST_SHOWN else ""

@@ -15,34 +15,20 @@ import torch
 from torch._decomp import decomposition_table as _decompositions
 
 # Operators as graphs name them: torch.export gives no public type for them.
-from torch._ops import HigherOrderOperator, OpOverload
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch._ops import HigherOrderOperator as HigherOrderOperator
+from torch._ops import OpOverload as OpOverload
+from torch.fx.experimental.proxy_tensor import make_fx as make_fx
 from torch.overrides import TorchFunctionMode
 
 # Sees every operation that autograd leads to, which `__torch_function__` does not.
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 # Outputs of models are nests of containers; torch.export and vmap take them apart by the same
 # functions.
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
-
-__all__ = [
-    "HigherOrderOperator",
-    "QuickProducts",
-    "OpOverload",
-    "TorchDispatchMode",
-    "arguments_of",
-    "compile_graph",
-    "linear",
-    "lerp_all",
-    "make_fx",
-    "quick_dilation",
-    "quick_group_norm",
-    "tree_flatten",
-    "tree_leaves",
-    "tree_map",
-    "tree_unflatten",
-]
+from torch.utils._pytree import tree_flatten as tree_flatten
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map as tree_map
+from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 _GROUP_NORM = torch.ops.aten.native_group_norm.default
 _FORMULA = _decompositions[_GROUP_NORM]

@@ -231,7 +231,6 @@ def test_a_console_that_cannot_show_a_name_shows_it_spelled_out(tmp_path):
     [
         "train demo/digits --dry-run --epsilon 1e-300",
         "train demo/digits --dry-run --set privacy.noise_multiplier=1e-310",
-        "train demo/digits --output never --device meta",
         "search demo/digits --paid --trials 4 --output never --score-noise 1e300",
         "search demo/digits --paid --trials 99999999999999999999 --output never --score-noise 3",
     ],

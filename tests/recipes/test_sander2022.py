@@ -102,8 +102,8 @@ def test_table_5_has_one_signal_and_one_delta_for_all_its_images():
     assert all(math.isclose(row.delta * row.num_examples, 0.5) for row in rows)
 
 
-@pytest.mark.parametrize("row", TAN_ROWS[::7], ids=str)
-def test_a_recipe_can_be_planned(row, capsys):
+def test_a_recipe_can_be_planned(capsys):
+    row = TAN_ROWS[7]
     facts = json_of(capsys, "plan", "--recipe", f"sander2022/{row.recipe}")
     assert [facts[key] for key in ("num_examples", "batch_size", "num_steps")] == [*row[2:4], row.num_steps]
     assert facts["epsilon_rdp"] == pytest.approx(epsilon_rdp([row.numbers[:3]], row.delta))

@@ -39,14 +39,12 @@ def test_an_empty_batch_has_no_clipped_fraction(tmp_path):
     draw_norms(facts, tmp_path / "norms.svg")
 
 
-@pytest.mark.parametrize("steps, name", [([1], "norms.svg"), (list(range(1, 20)), "norms.png")])
-def test_the_plot_is_its_owner_s_alone_and_says_so(tmp_path, steps, name):
-    folder = watched(tmp_path, steps)
-    path = folder / name
+def test_the_plot_is_its_owner_s_alone(tmp_path):
+    folder = watched(tmp_path, range(1, 20))
+    path = folder / "norms.png"
     path.write_text("an older one, for all to read")
     draw_norms(read_norms(folder), path)
     assert oct(path.stat().st_mode)[-3:] == "600" and path.stat().st_size > 2000
-    assert name.endswith("png") or "<svg" in path.read_text()
 
 
 def test_the_plot_is_refused_among_files_made_for_sharing(tmp_path):

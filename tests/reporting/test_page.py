@@ -111,14 +111,6 @@ def test_a_test_with_views_stands_beside_the_plain_accuracy_and_never_in_its_pla
     assert "views" not in Page(report(tmp_path / "b", *RUNS["private"])).text
 
 
-def test_class_names_are_text_and_never_markup(tmp_path):
-    text = private(tmp_path, classes=NASTY)
-    page = Page(text)
-    assert "<script" not in text and "<img" not in text
-    for name in NASTY:
-        assert name in page.text
-
-
 def test_recipe_and_certificate_text_is_escaped(tmp_path):
     evil = "<script>alert(1)</script>"
     recipe = folders.RECIPE.replace('"small_cnn"', f'"{evil}"').replace("options]", f'options]\n"{evil}" = 3')
@@ -179,42 +171,44 @@ def first_words(page: str) -> str:
     return re.search(r'</h1>\s*<p class="patient">([^<]*)</p>', page).group(1).replace("\xa0", " ")
 
 
+OF_AN_IMAGE = [
+    "yours was used can hardly be told from this model.",
+    "right at most 65.50 % of the time, where a coin toss is right 50 %.",
+    "If several of the images show you, it is easier to tell.",
+]
+GUESSED, UNSURE = {"attacker": folders.attacker(0.995)}, {"attacker": folders.attacker(0.75001)}
+OF_PERSON = {**SEVERAL, "unit": "one person with at most 3 images"}
+
+
 @pytest.mark.parametrize(
     ("stated", "said", "unsaid"),
     [
-        ({}, "yours was used can hardly be told from this model.", "little"),
-        ({}, "right at most 65.50 % of the time, where a coin toss is right 50 %.", "If up to"),
-        ({}, "If several of the images show you, it is easier to tell.", "no guarantee"),
-        ({"attacker": folders.attacker(0.75001)}, "cannot be told for certain from this model.", "hardly"),
-        ({"attacker": folders.attacker(0.995)}, "may well be told from this model.", "hardly"),
-        ({"attacker": folders.attacker(0.995)}, "at most 99.50 % of the time", "hardly"),
-        ({"attacker": folders.attacker(0.995)}, "That is little protection.", "hardly"),
-        ({"attacker": None}, "right at most 100.00 % of the time", "hardly"),
+        ({}, OF_AN_IMAGE, ["little", "If up to", "no guarantee"]),
+        (UNSURE, ["cannot be told for certain from this model."], ["hardly"]),
+        (GUESSED, ["may well be told from this model.", "at most 99.50 %", "That is little protection."], ["hardly"]),
+        ({"attacker": None}, ["right at most 100.00 % of the time"], ["hardly"]),
         (
             {**SEVERAL, "attacker_person": folders.attacker(0.8)},
-            "If up to 3 images show you: at most 80.00 %.",
-            "several",
+            ["If up to 3 images show you: at most 80.00 %."],
+            ["several"],
         ),
-        ({**SEVERAL, "unit": "one person with at most 3 images"}, "images of yours were used can hardly", "If several"),
-        ({"status": "running"}, "can hardly be told from what this unfinished run gives away.", "this model"),
-        (UNBOUNDED, "this run gives you no guarantee.", "%"),
-        (UNBOUNDED, "whether your image was used, and even what it shows", "hardly"),
+        (OF_PERSON, ["images of yours were used can hardly"], ["If several"]),
+        ({"status": "running"}, ["can hardly be told from what this unfinished run gives away."], ["this model"]),
+        (UNBOUNDED, ["this run gives you no guarantee.", "whether your image was used, and even"], ["%", "hardly"]),
     ],
 )
 def test_the_first_words_tell_a_patient_what_the_certificate_says_and_no_more(tmp_path, stated, said, unsaid):
     words = first_words(private(tmp_path, **stated))
-    assert words.startswith("If you are in one of the training images:") and said in words and unsaid not in words
-
-
-OF_PERSONS = {**SEVERAL, "unit": "one person with at most 3 images"}
+    assert words.startswith("If you are in one of the training images:")
+    assert [fact for fact in said if fact not in words] == [fact for fact in unsaid if fact in words] == []
 
 
 @pytest.mark.parametrize(
     "stated, beside",
     [
         ({}, {}),
-        (OF_PERSONS, {"images_per_unit": 3}),
-        ({**OF_PERSONS, "drawn": "people"}, {}),  # each is one of N
+        (OF_PERSON, {"images_per_unit": 3}),
+        ({**OF_PERSON, "drawn": "people"}, {}),  # each is one of N
     ],
 )
 def test_the_curve_of_what_an_attacker_gains_is_that_of_the_certificate_s_mechanism(tmp_path, stated, beside):
@@ -305,7 +299,7 @@ def test_the_recipe_on_the_page_is_the_run_s(tmp_path):
     assert tomllib.loads(html.unescape(block)) == tomllib.loads(folders.RECIPE)
 
 
-@pytest.mark.parametrize("lines", [25, 26, 1001])
+@pytest.mark.parametrize("lines", [25, 1001])
 def test_the_table_of_the_curve_is_short_true_and_ends_with_the_last_line(tmp_path, lines):
     text = private(tmp_path, lines=lines)
     table = text[text.index('<table class="numbers">') :]

@@ -14,6 +14,7 @@ from sfumato.reporting import several
 from sfumato.reporting.page import read_run
 from tests.cli.test_cli import call, refused
 from tests.reporting import folders, made_up
+from tests.reporting.test_charts import assert_affine
 from tests.reporting.test_page import Page
 
 
@@ -73,13 +74,6 @@ def test_the_page_says_what_no_epsilon_on_it_covers(thirty):
     assert "29 of 30 runs finished" in text
 
 
-def assert_affine(places, values) -> None:
-    """As an axis must place them, upwards."""
-    slope, start = np.polyfit(values, places, 1)
-    np.testing.assert_allclose(places, slope * np.array(values) + start, atol=0.02)
-    assert slope > 0
-
-
 def drawn(page: str, name: str) -> ElementTree.Element:
     """The wide drawing of a chart."""
     drawings = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
@@ -120,9 +114,8 @@ def test_epsilons_of_another_unit_or_delta_are_other_dots(tmp_path):
     runs = [folders.write_run(tmp_path / str(place), claim, result, []) for place, claim in enumerate(claims)]
     page = several.report(runs, tmp_path / "page.html").read_text()
     legend = [text for text in re.findall(r"<text[^>]*>([^<]*)<", page) if "delta" in text]
-    assert {"one image, delta 1e-4", "one person with at most 3 images, delta 1e-4", "one image, delta 1e-6"} <= {
-        *legend
-    }
+    kinds = ("one image, delta 1e-4", "one person with at most 3 images, delta 1e-4", "one image, delta 1e-6")
+    assert set(kinds) <= {*legend}
     assert [row[0] for row in rows_of(page, "Settings")[1:]] == ["1", "2", "3"]
 
 
@@ -137,11 +130,9 @@ def test_only_what_is_public_is_told_and_as_text(tmp_path):
     recipe = folders.RECIPE.replace('"small_cnn"', f'"{evil}"') + '[run]\nissuer = "<b>"\n'
     names = [f"one{evil.replace('/', '')}", "two"]
     texts = (recipe, folders.RECIPE)
+    claim, result = folders.private_certificate(unit=evil), folders.finished(["a", "b"])
     runs = [
-        folders.write_run(
-            tmp_path / name, folders.private_certificate(unit=evil), folders.finished(["a", "b"]), [], text
-        )
-        for name, text in zip(names, texts, strict=True)
+        folders.write_run(tmp_path / name, claim, result, [], text) for name, text in zip(names, texts, strict=True)
     ]
     before = several.report(runs, tmp_path / "page.html").read_bytes()
     assert b"<script" not in before and b"<b>" not in before and evil in Page(before.decode()).text
@@ -171,9 +162,8 @@ def test_the_command_writes_one_run_s_page_into_its_folder_and_that_of_several_w
     assert json.loads(call(capsys, "report", *runs, "--json")[1]) == {"page": "report.html"}
     assert "2 runs" in (tmp_path / "report.html").read_text()
     _, out, _ = call(capsys, "report", *runs, "--output", "b.html")
-    assert (
-        out == "page        b.html\n" and (tmp_path / "b.html").read_bytes() == (tmp_path / "report.html").read_bytes()
-    )
+    assert out == "page        b.html\n"
+    assert (tmp_path / "b.html").read_bytes() == (tmp_path / "report.html").read_bytes()
     assert sfumato.report(runs[0], "c.html").read_bytes() == (runs[0] / "report.html").read_bytes()
 
 

@@ -24,12 +24,8 @@ DECISION = {
     "positive": "ill",
     "threshold": 0.3141,
     "counts": {"found": 9, "missed": 1, "false_alarms": 4, "left_alone": 26},
-    **{
-        "sensitivity": 0.9,
-        "sensitivity_interval": [0.6, 0.98],
-        "specificity": 26 / 30,
-        "specificity_interval": [0.7, 0.95],
-    },
+    **{"sensitivity": 0.9, "sensitivity_interval": [0.6, 0.98]},
+    **{"specificity": 26 / 30, "specificity_interval": [0.7, 0.95]},
     **{"prevalence": 0.02, "positive_predictive_value": 0.1212, "negative_predictive_value": 0.9977},
 }
 OF_TWO = {**TWO, "decision": DECISION, "roc": [[0.0, 0.0], [4 / 30, 0.9], [1.0, 1.0]], "auroc": 0.95432}
@@ -38,14 +34,8 @@ OF_TWO = {**TWO, "decision": DECISION, "roc": [[0.0, 0.0], [4 / 30, 0.9], [1.0, 
 def evaluation(of, **changes):
     per_class = [row[place] / sum(row) for place, row in enumerate(of["confusion"])]
     intervals = {"accuracy": ENDS, "per_class": [ENDS] * len(per_class), "auroc": None}
-    facts = {
-        "test_set": "ward-7",
-        "evaluated_on": "2027-03-14",
-        "num_people": None,
-        "num_fitted_on": 0,
-        "accuracy": SHARE,
-        "auroc": None,
-    }
+    facts = {"test_set": "ward-7", "evaluated_on": "2027-03-14", "num_people": None, "num_fitted_on": 0}
+    facts |= {"accuracy": SHARE, "auroc": None}
     facts |= {"balanced_accuracy": 0.8, "majority_rate": 0.5, "calibration": None}
     return {**facts, "per_class": per_class, "intervals": intervals, **of, **changes}
 
@@ -67,9 +57,8 @@ def test_groups_stand_in_the_report_where_they_were_asked_for(tmp_path):
 
 def test_images_that_chose_the_threshold_are_told_in_the_report(tmp_path):
     assert "chose the probabilities" not in page_of(tmp_path, TWO)
-    assert "17 of these images chose the probabilities and the threshold" in page_of(
-        tmp_path / "b", TWO, num_fitted_on=17
-    )
+    page = page_of(tmp_path / "b", TWO, num_fitted_on=17)
+    assert "17 of these images chose the probabilities and the threshold" in page
 
 
 def test_accuracy_stands_below_what_a_patient_asks_that_on_the_test_set_first(tmp_path):
@@ -144,11 +133,8 @@ def test_no_sentence_names_a_key_of_a_recipe_or_of_a_file(tmp_path):
     assert [key for key in keys if re.search(rf"\b{re.escape(key)}\b", text)] == []
 
 
-@pytest.mark.parametrize("epsilon", [0.0, 0.1, 0.9999, 1.0, 3.0, 7.77, 13.7, 13.9, 50.0, 699.0])
-def test_e_to_the_epsilon_is_never_told_too_small(epsilon):
-    told, exact = Decimal(formats.factor_text(epsilon)), Decimal(epsilon).exp()
-    assert exact <= told <= exact * Decimal("1.0011")
-
-
-def test_beyond_all_numbers_the_factor_is_infinite():
+def test_e_to_the_epsilon_is_never_told_too_small_and_infinite_beyond_all_numbers():
+    for epsilon in (0.0, 0.1, 0.9999, 1.0, 3.0, 7.77, 13.7, 13.9, 50.0, 699.0):
+        told, exact = Decimal(formats.factor_text(epsilon)), Decimal(epsilon).exp()
+        assert exact <= told <= exact * Decimal("1.0011"), epsilon
     assert {formats.factor_text(epsilon) for epsilon in (None, math.inf, 701.0)} == {"infinite"}

@@ -6,6 +6,7 @@ from typing import Any
 
 from sfumato.cli import options, output
 from sfumato.errors import InputError, refusal
+from sfumato.json_record import pick
 
 # Images that methods are tried on.
 _EXAMPLES = 8
@@ -90,9 +91,7 @@ def check(
     facts = {
         "model": model,
         "compatible": not found,
-        "findings": [
-            {"module": each.path, "kind": each.kind, "reason": each.reason, "remedy": each.remedy} for each in found
-        ],
+        "findings": [{"module": each.path, **pick(each, "kind", "reason", "remedy")} for each in found],
         "replaced": replaced,
         "engine": grad_fn.engine if grad_fn else None,
         "engine_refusal": grad_fn.refusal if grad_fn else None,

@@ -60,12 +60,12 @@ def evaluate(
     found = score_run(run, folder, data_root=data_root, trust=trust or (), report=output.note, **how)
     if report_:
         output.note(f"report {write_report(run)} tells of this test set, and evaluation.json beside it")
-    output.answer(found, json_, lambda found: _show(found, specificity))
+    output.answer(found, json_, _show)
     if plot is not None:  # last: what was computed is told by now
         draw_reliability(found, plot)
 
 
-def _show(found: "Evaluation", specificity: float) -> None:
+def _show(found: "Evaluation") -> None:
     from sfumato.reporting.tested import class_table, group_table, in_words
 
     for line in in_words(found):
@@ -80,7 +80,7 @@ def _show(found: "Evaluation", specificity: float) -> None:
         return _say_table(*class_table(found))
     areas = ["-" if area is None else f"{area:.3f}" for area in found.auroc_per_class]
     shares = (map(output.per_cent, each) for each in (found.per_class, found.sensitivity_per_class))
-    names = ["class", "accuracy", f"sensitivity at specificity {specificity:g}", "AUROC"]
+    names = ["class", "accuracy", f"sensitivity at specificity {found.specificity:g}", "AUROC"]
     _say_table(names, [list(row) for row in zip(found.classes, *shares, areas, strict=True)])
     confusions = [
         (count, label, decided)

@@ -8,10 +8,6 @@ from sfumato.errors import InputError
 
 if TYPE_CHECKING:
     from sfumato.data.store import Entry
-import pydantic
-
-from sfumato.run_folder.ledger import Line
-from sfumato.run_folder.record import Certificate, LoopCertificate, Metrics, PrivateMetrics, Result
 
 
 def report(runs: list[Path], *, output_: Path | None = None, json_: bool = False) -> None:
@@ -127,21 +123,35 @@ def schema(name: str) -> None:
     metrics_private.jsonl or ledger.jsonl, or of what `sfumato audit --json` prints.
 
     Args:
-        name: certificate, result, metrics, private-metrics, ledger, search, audit, canary-audit, membership-audit or
-            one-run-audit.
+        name: certificate, loop-certificate, result, metrics, private-metrics, ledger, search, audit, canary-audit,
+            membership-audit or one-run-audit.
 
     Example:
         sfumato schema certificate
     """
-    from sfumato.auditing.record import AuditResult, CanaryResult, MembershipResult, OneRunResult
-    from sfumato.cli.files import SCHEMAS, schema_of
+    import pydantic
+
+    from sfumato.auditing import record as audits
+    from sfumato.run_folder import ledger, record
     from sfumato.searching.result import SearchResult
 
-    audits = {"audit": AuditResult, "canary-audit": CanaryResult, "membership-audit": MembershipResult}
-    known = {**SCHEMAS, "search": SearchResult, **audits, "one-run-audit": OneRunResult}
+    known: dict[str, Any] = {
+        "certificate": record.Certificate,
+        "loop-certificate": record.LoopCertificate,
+        "result": record.Result,
+        "metrics": record.Metrics,
+        "private-metrics": record.PrivateMetrics,
+        "ledger": ledger.Line,
+        "search": SearchResult,
+        "audit": audits.AuditResult,
+        "canary-audit": audits.CanaryResult,
+        "membership-audit": audits.MembershipResult,
+        "one-run-audit": audits.OneRunResult,
+    }
     if name not in known:
         raise InputError(f"there is no schema {name!r}. Known are {', '.join(known)}.")
-    output.print_json(schema_of(known[name]))
+    found = pydantic.TypeAdapter(known[name]).json_schema(mode="serialization")
+    output.print_json({"$schema": "https://json-schema.org/draft/2020-12/schema", **found})
 
 
 def list_(*, json_: bool = False) -> None:
@@ -177,24 +187,3 @@ def _show_kept(found: "list[Entry]", last: str | None, json_: bool) -> None:
         output.say(f"{entry.kind:<9}{entry.num_bytes / 1e6:>10.1f} MB  {entry.root or '-'}  ({entry.folder})")
     if last is not None:
         output.say(last)
-
-
-SCHEMAS: dict[str, Any] = {
-    "certificate": Certificate,
-    "loop-certificate": LoopCertificate,
-    "result": Result,
-    "metrics": Metrics,
-    "private-metrics": PrivateMetrics,
-    "ledger": Line,
-}
-"""By name: privacy.json (of a run, of a loop of one's own), result.json, and a line of metrics.jsonl,
-metrics_private.jsonl and ledger.jsonl.
-"""
-
-
-def schema_of(kind: Any) -> dict[str, Any]:
-    """The JSON schema (draft 2020-12) of a type such as those of `SCHEMAS`."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **pydantic.TypeAdapter(kind).json_schema(mode="serialization"),
-    }

@@ -86,6 +86,7 @@ def plan(
     Example:
         sfumato plan --num-examples 50000 --epsilon 1,3,8
     """
+    from sfumato.scaling import equal_noise as trade
     from sfumato.scaling.plan import plan as solve
 
     targets, beside = _targets(epsilon), _OfRecipe()
@@ -107,14 +108,28 @@ def plan(
         raise InputError(
             "--num-examples is needed: N, the public number of training images. Give it, or --recipe NAME."
         )
-    known = _price(costs, devices, beside, trust or [])
+    machines = _price(costs, devices, beside, trust or [])
     each: list[float | None] = [*targets] or [None]
     plans = [solve(**{"accountant": accountant, "epsilon": target} | numbers) for target in each]
     if len(plans) > 1:
-        _show_several(plans, json_)
+        output.answer({"plans": [plan.as_json() for plan in plans]}, json_, lambda facts: _show_several(plans))
         return
-    facts = _facts(beside, plans[0], recipe)
-    facts |= _more(plans[0], accountant, known, beside, table, more_data, plot)
+    found, mechanism = plans[0], plans[0].mechanism
+    if found.images_per_person is not None and (table or plot is not None):
+        raise InputError("--table and --plot are for the epsilon of one image. Leave out --images-per-person.")
+    if table and not found.noise_multiplier:
+        raise InputError("--table trades noise, but there is none: sigma is 0.")
+    facts = _facts(beside, found, recipe) | machines.of(mechanism)
+    moved = pick(machines, "num_parameters", "noise_seconds_per_million")
+    facts |= {name: value or None for name, value in moved.items()}
+    if table:
+        facts["table"] = trade.table(mechanism, found.delta, accountant, machines, beside.learning_rate)
+    if more_data is not None:
+        facts["more_data"] = trade.with_more_data(mechanism, found.delta, more_data, accountant)
+    if plot is not None:
+        from sfumato.scaling.plots import draw_plan
+
+        draw_plan(mechanism, found.delta, plot)
     output.answer(facts, json_, _show)
 
 
@@ -142,45 +157,12 @@ def _price(costs: dict[str, float | None], devices: int, beside: _OfRecipe, trus
     return cost.Price(beside.views, throughput, devices, per_hour, bandwidth, reading, **moved)
 
 
-def _more(
-    found: "Plan",
-    accountant: Accountant,
-    price: "Price",
-    beside: _OfRecipe,
-    table: bool,
-    more_data: float | None,
-    plot: Path | None,
-) -> dict[str, Any]:
-    """What options ask for besides."""
-    if found.images_per_person is not None and (table or plot is not None):
-        raise InputError("--table and --plot are for the epsilon of one image. Leave out --images-per-person.")
-    if table and not found.noise_multiplier:
-        raise InputError("--table trades noise, but there is none: sigma is 0.")
-
-    from sfumato.scaling import equal_noise as trade
-
-    facts = price.of(found.mechanism)
-    facts |= {name: value or None for name, value in pick(price, "num_parameters", "noise_seconds_per_million").items()}
-    if table:
-        facts["table"] = trade.table(found.mechanism, found.delta, accountant, price, beside.learning_rate)
-    if more_data is not None:
-        facts["more_data"] = trade.with_more_data(found.mechanism, found.delta, more_data, accountant)
-    if plot is not None:
-        from sfumato.scaling.plots import draw_plan
-
-        draw_plan(found.mechanism, found.delta, plot)
-    return facts
-
-
 def _targets(text: str | None) -> list[float]:
     with refusing("--epsilon takes a number, or several with commas between them", "Correct it.", ValueError):
         return [] if text is None else [float(part) for part in text.split(",")]
 
 
-def _show_several(plans: "list[Plan]", json_: bool) -> None:
-    if json_:
-        output.print_json({"plans": [plan.as_json() for plan in plans]})
-        return
+def _show_several(plans: "list[Plan]") -> None:
     for plan in plans:
         output.say(
             f"epsilon {formats.epsilon_text(plan.epsilon)}  sigma {plan.noise_multiplier:<8.4g} "
@@ -193,12 +175,11 @@ def _show_several(plans: "list[Plan]", json_: bool) -> None:
 
 def _numbers_of(recipe: str) -> tuple[dict[str, Any], _OfRecipe]:
     """What `sfumato.plan` takes, of a recipe whose data set has a public N."""
-    from sfumato import config, recipes
+    from sfumato import recipes
     from sfumato.data import catalogue as facts
     from sfumato.planning.resolve import resolve
 
-    _, values = recipes.read(recipe)
-    parsed = config.parse(values)
+    parsed = recipes.recipe_of(recipe, {})
     privacy, training = parsed.privacy, parsed.training
     if privacy is None:
         raise InputError(f"recipe {recipe} has no [privacy] section, so there is nothing to plan.")
@@ -243,35 +224,25 @@ def _facts(beside: _OfRecipe, found: "Plan", recipe: str | None) -> dict[str, An
     return {**facts, "private": why_not is None, "why_not_private": why_not, "attacker": told}
 
 
-def _beside(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    if facts["images_per_person"] is not None:
-        key = "epsilon_image" if facts["private"] else "epsilon_image_if_private"
-        return [("of one image alone", formats.epsilon_text(facts[key]))]
-    return [("by TAN, a guide", f"{formats.epsilon_text(facts['epsilon_tan'])}  never part of a certificate")]
-
-
 def _show(facts: dict[str, Any]) -> None:
-    shown = (
-        facts
-        if facts["private"]
-        else {**facts, **{name: facts[f"{name}_if_private"] for name in ("epsilon", "epsilon_rdp", "epsilon_pld")}}
+    private, of_image = facts["private"], facts["images_per_person"] is None
+    ending = "" if private else "_if_private"
+    epsilon, of_one = (formats.epsilon_text(facts[name + ending]) for name in ("epsilon", "epsilon_image"))
+    by_rdp, by_pld = (
+        "-" if facts[name + ending] is None else formats.epsilon_text(facts[name + ending])
+        for name in ("epsilon_rdp", "epsilon_pld")
     )
-    epsilon, by_rdp, by_pld = (
-        "-" if by != "epsilon" and shown[by] is None else formats.epsilon_text(shown[by])
-        for by in ("epsilon", "epsilon_rdp", "epsilon_pld")
-    )
-    rows, attackers = [] if facts["private"] else [("not private", facts["why_not_private"])], []
+    promised = f"{epsilon} at delta {formats.delta_text(facts['delta'])} ({facts['accountant']})"
+    rows = [("epsilon", promised)]
+    if not private:
+        rows = [("not private", facts["why_not_private"]), ("if it were: epsilon", promised)]
+    rows.append(("by RDP / PLD", f"{by_rdp} / {by_pld}"))
     if facts["attacker"] is not None:
-        told, of_persons = Attacker(**facts["attacker"]), facts["images_per_person"] is not None
-        attackers = [("an attacker", who_guesses(told, of_persons=of_persons)), ("in detail", of_attacker(told))]
+        told = Attacker(**facts["attacker"])
+        rows += [("an attacker", who_guesses(told, of_persons=not of_image)), ("in detail", of_attacker(told))]
+    by_tan = f"{formats.epsilon_text(facts['epsilon_tan'])}  never part of a certificate"
     rows += [
-        (
-            "epsilon" if facts["private"] else "if it were: epsilon",
-            f"{epsilon} at delta {formats.delta_text(facts['delta'])} ({facts['accountant']})",
-        ),
-        ("by RDP / PLD", f"{by_rdp} / {by_pld}"),
-        *attackers,
-        *_beside(facts),
+        ("by TAN, a guide", by_tan) if of_image else ("of one image alone", of_one),
         ("noise multiplier", f"{facts['noise_multiplier']:.4g}"),
         (
             "batch size",
@@ -296,24 +267,14 @@ def _show(facts: dict[str, Any]) -> None:
     if facts["num_parameters"] is not None:
         speed = f"noise of a million takes this machine {facts['noise_seconds_per_million']:.3g} s"
         rows.append(("parameters", f"{facts['num_parameters']} that train; {speed}"))
-    for name, value in rows:
-        output.say(f"{name:<20}{value}")
-    of_image = facts["images_per_person"] is None
     whose = "one image's contribution" if of_image else f"the contribution of {facts['unit']}"
-    output.say(f"relation            {whose} replaced by zero, N fixed and public (as add-or-remove)")
-    _show_more(facts)
-    for warning in facts["warnings"]:
-        output.warn(warning)
-
-
-def _show_more(facts: dict[str, Any]) -> None:
-    """What options asked for besides."""
+    rows.append(("relation", f"{whose} replaced by zero, N fixed and public (as add-or-remove)"))
     if "more_data" in facts:
         more = facts["more_data"]
-        output.say(
-            f"with more images    {more['num_examples']}: epsilon "
-            f"{formats.epsilon_text(more['epsilon'])} at delta {formats.delta_text(more['delta'])}"
-        )
+        spent, delta = formats.epsilon_text(more["epsilon"]), formats.delta_text(more["delta"])
+        rows.append(("with more images", f"{more['num_examples']}: epsilon {spent} at delta {delta}"))
+    for name, value in rows:
+        output.say(f"{name:<20}{value}")
     for row in facts.get("table", []):
         rate = "" if row["learning_rate"] is None else f"  rate {row['learning_rate']:g}"
         hours = "" if row["hours"] is None else f"  {row['hours']:.2f} h"
@@ -322,3 +283,5 @@ def _show_more(facts: dict[str, Any]) -> None:
             f"{row['num_steps']:>7}{rate}  "
             f"epsilon {formats.epsilon_text(row['epsilon'])}  {row['num_epochs']:.1f} epochs{hours}"
         )
+    for warning in facts["warnings"]:
+        output.warn(warning)

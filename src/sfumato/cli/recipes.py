@@ -23,10 +23,8 @@ def list_(*, data_root: Path | None = None, json_: bool = False) -> None:
     Example:
         sfumato recipes list
     """
-    from sfumato.recipes import by_place
-
     rows = [describe(name) | {"needs": _needs(name, data_root)} for name in recipes.names()]
-    rows.sort(key=lambda row: by_place(row["group"]))
+    rows.sort(key=lambda row: recipes.by_place(row["group"]))
     output.answer({"recipes": rows}, json_, _show_list)
 
 
@@ -108,10 +106,8 @@ def _show_verified(facts: dict[str, Any]) -> None:
 
 def describe(name: str) -> dict[str, Any]:
     """Name, source, group, the accuracies that its comment states, and nominal epsilon."""
-    from sfumato.recipes import read_heading
-
     privacy = _parsed(name).privacy
-    heading = vars(read_heading(recipes.find(name).read_text(encoding="utf-8")))
+    heading = recipes.read_heading(recipes.find(name).read_text(encoding="utf-8"))
     nominal = None if privacy is None else privacy.target_epsilon
     return {"name": name, **heading, "nominal_epsilon": nominal, "private": privacy is not None}
 

@@ -1,21 +1,19 @@
 """`sfumato sweep`: a grid of settings times seeds; `sfumato figures`: the papers' figures and tables."""
 
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from sfumato.accounting import formats
 from sfumato.cli import options, output
 from sfumato.cli.train import asked
-
-if TYPE_CHECKING:
-    from sfumato.studies.result import Sweep
-import math
-from typing import TYPE_CHECKING, Any, Literal
+from sfumato.json_record import pick
 
 if TYPE_CHECKING:
     from sfumato.studies.claims import Verdict
+    from sfumato.studies.result import Sweep
 
 
 def sweep(
@@ -138,7 +136,7 @@ def run(
         output_: Default: runs/<figure>-<scale>; the same again goes on.
 
     Example:
-        sfumato figures run de2022-figure-3 --scale small
+        sfumato figures run de2022/figure-3 --scale small
     """
     from sfumato.studies import figures
 
@@ -150,11 +148,8 @@ def run(
     facts |= {"assumed": study.assumed, "needs": study.needs, "paper": figure.paper, "tuned": study.tuned}
     facts["cost"] = vars(figures.cost_at_most(study, planned, runs))
     if scale == "full" and not train:
-        keys = ("noise_multiplier", "batch_size", "num_steps")
-        plans = [
-            {"settings": cell.settings, **{key: getattr(cell.plan.mechanism, key) for key in keys}}
-            for cell in planned.cells
-        ]
+        numbers = ("noise_multiplier", "batch_size", "num_steps")
+        plans = [{"settings": cell.settings, **pick(cell.plan.mechanism, *numbers)} for cell in planned.cells]
         output.answer({**facts, "trained": False, "planned": plans}, json_, _show_plan)
         return
     how: dict[str, Any] = {"paired": paired, "workers": workers, "data_root": data_root, "device": device}

@@ -19,6 +19,7 @@ from sfumato.run_folder.ledger import MOST_LOST
 if TYPE_CHECKING:
     from sfumato.planning.claims import Guarantee
     from sfumato.run_folder.record import Result
+    from sfumato.training.trainer import Repeated
 
 
 def train(
@@ -72,22 +73,27 @@ def train(
     several = repeat_ is not None or numbers is not None
     again: dict[str, Any] = {"data_root": data_root, "device": device, "non_private": non_private, "trust": trusted}
     again |= {"budget": budget}
+
+    from sfumato.run_folder import launch
+    from sfumato.training.trainer import refuse_repeats, repeat
+    from sfumato.training.trainer import train as run_training
+
     if dry_run:
         if several:
-            parsed = _one_of_them(parsed, repeat_, numbers)
+            refuse_repeats(parsed, repeat_, numbers)
+        if numbers is not None:  # the first of these runs
+            parsed = recipes.recipe_of(parsed, {"run.seed": numbers[0]})
         _show_plan(parsed, again, json_)
         if repeat_ is not None and not json_:
             output.say(f"so for each of {repeat_} runs: their epsilons add up")
         return
 
-    from sfumato.run_folder import launch
-    from sfumato.training.trainer import train as run_training
-
     folder = output_ or (launch.newest_unfinished(name) if resume_ and not several else launch.new_folder(name))
     again |= {"max_lost": max_lost} | ({"resume": True} if resume_ else {})
     if several:
         with output.interruptible(*([] if output_ else ["--output", str(folder)]), kept="everything is kept"):
-            _repeat(parsed, folder, repeat_, numbers, again, json_)
+            repeated = repeat(parsed, folder, times=repeat_, seeds=numbers, **again)
+            output.answer(repeated, json_, _show_repeated)
         return
     if resume_ and output_ is None:
         output.note(f"going on with {folder}")
@@ -121,23 +127,7 @@ def resume(
     output.answer(result, json_, lambda result: show_result(result, trust or []))
 
 
-def _one_of_them(recipe: config.Recipe, times: int | None, seeds: list[int] | None) -> config.Recipe:
-    """The first of the runs that `_repeat` would train."""
-    from sfumato.training.trainer import refuse_repeats
-
-    refuse_repeats(recipe, times, seeds)
-    return recipe if seeds is None else recipes.recipe_of(recipe, {"run.seed": seeds[0]})
-
-
-def _repeat(
-    recipe: config.Recipe, folder: Path, times: int | None, seeds: list[int] | None, again: dict[str, Any], json_: bool
-) -> None:
-    from sfumato.training.trainer import repeat
-
-    found = repeat(recipe, folder, times=times, seeds=seeds, **again)
-    if json_:
-        output.print_json(found.as_json())
-        return
+def _show_repeated(found: "Repeated") -> None:
     for run in found.runs:
         output.say(f"{run.run}: held-out accuracy {output.per_cent(run.accuracy)}")
     spread = "" if found.accuracy_spread is None else f", standard deviation {100 * found.accuracy_spread:.2f} points"
@@ -173,11 +163,11 @@ def asked(
             f"privacy.{next(iter(given))} has no meaning without a budget: this recipe has no [privacy] section. Give "
             "--epsilon too."
         )
-    if given:
-        values["privacy"] = values.get("privacy", {}) | given
+    for key, value in given.items():
+        config.put(values, f"privacy.{key}", value)
     for assignment in assignments or []:
         config.set_value(values, assignment)
-    if data_root is not None and values.get("data", {}).get("name") == "folder":
+    if data_root is not None and config.dotted(values).get("data.name") == "folder":
         values["data"]["path"] = str(data_root)
     if calibrated_by is not None:
         calibrate(values, calibrated_by)
@@ -191,16 +181,16 @@ def calibrate(values: dict[str, Any], accountant: Accountant) -> None:
     Raises:
         InputError: If there is no target to meet, or batch and steps are not both given.
     """
-    privacy = values.get("privacy", {})
-    if privacy.get("target_epsilon") is None:
+    given = config.dotted(values)
+    if given.get("privacy.target_epsilon") is None:
         raise InputError("the recipe has no target epsilon for --calibrate to meet. Give --epsilon, or leave it out.")
-    if None in (values.get("training", {}).get(key) for key in ("batch_size", "num_steps")):
+    if None in (given.get(f"training.{key}") for key in ("batch_size", "num_steps")):
         raise InputError(
             "--calibrate solves for the noise alone. Leave it out, or give --set training.batch_size=B --set "
             "training.num_steps=T."
         )
-    privacy.pop("noise_multiplier", None)
-    privacy["accountant"] = accountant
+    config.put(values, "privacy.noise_multiplier", None)
+    config.put(values, "privacy.accountant", accountant)
 
 
 def _trusted(recipe: config.Recipe, assignments: list[str], trust: list[str]) -> list[str]:

@@ -1,7 +1,6 @@
 """The recipes that are shipped: the papers' tables as data, and our own."""
 
 import copy
-import dataclasses
 import difflib
 import functools
 import os
@@ -91,31 +90,17 @@ _ACCURACY = re.compile(r"(?P<per_cent>\d+(?:\.\d+)?) % (?:test accuracy|accuracy
 OWN = "Sfumato's own"
 
 
-@dataclasses.dataclass(frozen=True)
-class Heading:
-    """The comment above a recipe's first section.
+def read_heading(text: str) -> dict[str, Any]:
+    """The comment above a recipe's first section. A line that is indented goes on with the one before.
 
-    Attributes:
-        source: Its first line: paper, table and column, and what is trained.
-        group: Paper and table, by which recipes are listed together; `OWN` where there is no paper.
-        paper: The paper's accuracy as it is printed, with its spread; None where there is none.
-        paper_accuracy: The same as a fraction.
-        ours: The accuracy that was measured here; None where nobody has.
-    """
-
-    source: str
-    group: str
-    paper: str | None
-    paper_accuracy: float | None
-    ours: str | None
-
-
-def read_heading(text: str) -> Heading:
-    """The heading of a recipe's text. A line that is indented goes on with the one before.
+    Returns:
+        `source`, its first line: paper, table and column, and what is trained; `group`, paper and table, by which
+        recipes are listed together, or `OWN`; `paper`, the paper's accuracy as it is printed, with its spread, and
+        `paper_accuracy`, the same as a fraction; `ours`, the accuracy that was measured here. None: there is none.
 
     Example:
         >>> found = read_heading("# De et al. 2022, Table 9, row 1: a network.\\n# Paper: 93.6 % test accuracy.")
-        >>> found.group, found.paper, found.paper_accuracy
+        >>> found["group"], found["paper"], found["paper_accuracy"]
         ('De et al. 2022, Table 9', '93.6 %', 0.936)
     """
     lines: list[str] = []
@@ -131,13 +116,13 @@ def read_heading(text: str) -> Heading:
     group = f"{place['paper']}, {place['kind']} {place['number']}" if place else OWN
     said = {key: rest for key, _, rest in (line.partition(": ") for line in lines) if key in ("Paper", "Ours")}
     printed = _ACCURACY.match(said.get("Paper", ""))
-    return Heading(
-        source,
-        group,
-        f"{printed['per_cent']} %{printed['how'] or ''}" if printed else None,
-        round(float(printed["per_cent"]) / 100, 6) if printed else None,
-        said["Ours"].rstrip(".") if "Ours" in said else None,
-    )
+    return {
+        "source": source,
+        "group": group,
+        "paper": f"{printed['per_cent']} %{printed['how'] or ''}" if printed else None,
+        "paper_accuracy": round(float(printed["per_cent"]) / 100, 6) if printed else None,
+        "ours": said["Ours"].rstrip(".") if "Ours" in said else None,
+    }
 
 
 def by_place(group: str) -> list[tuple[int, int, str]]:

@@ -145,41 +145,39 @@ def _run_row(name: str, number: int, run: Recorded) -> list[str]:
 def _against_epsilon(settings: Sequence[Setting]) -> Chart | None:
     """Of the private settings. Epsilons of other units or deltas are marked as such."""
     private = [setting for setting in settings if setting.certificate.holds]
-    kinds = {setting.number: f"{setting.claim[2]}, delta {setting.claim[1]}" for setting in private}
-    points = {setting.number: setting.certificate.epsilon or 0.0 for setting in private}
-    return _scatter(private, points, kinds, formats.epsilon_text, "epsilon of one run")
+    points = [(each, each.certificate.epsilon or 0.0, f"{each.claim[2]}, delta {each.claim[1]}") for each in private]
+    return _scatter(points, formats.epsilon_text, "epsilon of one run")
 
 
 def _against_compute(settings: Sequence[Setting]) -> Chart | None:
-    kinds = {each.number: "private" if each.certificate.holds else "not private" for each in settings}
-    points = {each.number: float(each.num_gradients) for each in settings}
-    return _scatter(settings, points, kinds, amount, "gradients of single images")
+    points = [
+        (each, float(each.num_gradients), "private" if each.certificate.holds else "not private") for each in settings
+    ]
+    return _scatter(points, amount, "gradients of single images")
 
 
-def _scatter(
-    settings: Sequence[Setting],
-    places: dict[int, float],
-    kinds: dict[int, str],
-    text: Callable[[float], str],
-    what: str,
-) -> Chart | None:
-    """Medians as dots, from the least to the greatest accuracy as lines; a colour for each kind. None of no setting."""
-    if not settings:
+def _scatter(points: list[tuple[Setting, float, str]], text: Callable[[float], str], what: str) -> Chart | None:
+    """Medians as dots, from the least to the greatest accuracy as lines. None of no setting.
+
+    Args:
+        points: Each setting, where it stands, and its kind, which has a colour.
+        text: How a place is written.
+        what: Places are.
+    """
+    if not points:
         return None
     curves = []
-    for colour, kind in zip(itertools.cycle(COLOURS), dict.fromkeys(kinds.values())):
-        of_kind = [setting for setting in settings if kinds[setting.number] == kind]
-        x, y = [places[each.number] for each in of_kind], [100 * each.median for each in of_kind]
-        labels = [str(each.number) for each in of_kind]
+    for colour, kind in zip(itertools.cycle(COLOURS), dict.fromkeys(kind for _, _, kind in points)):
+        of_kind = [(setting, place) for setting, place, own in points if own == kind]
+        x, y = [place for _, place in of_kind], [100 * setting.median for setting, _ in of_kind]
+        labels = [str(setting.number) for setting, _ in of_kind]
         curves.append(Curve(kind, x, y, colour, markers=True, width=0, labels=labels))
-        for each in of_kind:
-            ends = [100 * min(each.accuracies), 100 * max(each.accuracies)]
-            curves.append(Curve("", [places[each.number]] * 2, ends, colour, width=1.5))
-    told = [
-        f"setting {each.number} {formats.per_cent(each.median)} at {text(places[each.number])}" for each in settings
-    ]
+        for setting, place in of_kind:
+            ends = [100 * min(setting.accuracies), 100 * max(setting.accuracies)]
+            curves.append(Curve("", [place] * 2, ends, colour, width=1.5))
+    told = [f"setting {each.number} {formats.per_cent(each.median)} at {text(place)}" for each, place, _ in points]
     described = f"Median accuracy against {what}: {'; '.join(told)}."
-    x_axis = spanning(list(places.values()), text, what)
+    x_axis = spanning([place for _, place, _ in points], text, what)
     panel = Panel("Held-out accuracy", curves, accuracies(curves), 260)
     return chart(x_axis, [panel], f"Accuracy against {what}", described, what.split()[0])
 
