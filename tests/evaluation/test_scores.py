@@ -68,9 +68,9 @@ def test_an_image_that_is_damaged_or_relabelled_moves_the_number_judged_right_by
         assert abs(judged_right(logits, relabelled) - sum(right)) <= 1
 
 
-@pytest.mark.parametrize(("decided", "only"), [([1, 1, 1, 1], 1), ([1, 1, 0, 1], None), ([2], 2)])
-def test_a_model_that_names_one_class_alone_is_found(decided, only):
-    assert only_class(torch.nn.functional.one_hot(torch.tensor(decided), 3).float()) == only
+def test_a_model_that_names_one_class_alone_is_found():
+    for decided, only in (([1, 1, 1, 1], 1), ([1, 1, 0, 1], None)):
+        assert only_class(torch.eye(3)[decided]) == only
 
 
 @pytest.mark.parametrize(("num_people", "share"), [(40, 0.8), (150, 0.9)])
