@@ -12,18 +12,15 @@ from sfumato.run_folder import checkpoint, files, launch
 from sfumato.run_folder import ledger as ledger_module
 from sfumato.run_folder.ledger import new_run_line
 
-LINE, SAME_PLAN = (
-    new_run_line(Mechanism(100, 10, 1.0, 8), unit="image", clipping_norm=1.0, delta=1e-5, recipe_sha256=None)
-    for _ in range(2)
-)
+LINE = new_run_line(Mechanism(100, 10, 1.0, 8), unit="image", clipping_norm=1.0, delta=1e-5, recipe_sha256=None)
 STATE = {"weight": torch.arange(10.0)}
 
 
-def begun(folder, line=LINE):
+def begun(folder):
     files.make_folders(folder)
-    started = launch.start(folder, line)
+    started = launch.start(folder, LINE)
     started.take_over()
-    started.ledger.begin(line)
+    started.ledger.begin(LINE)
     started.save(STATE, 0, {})
     return started
 
@@ -61,23 +58,6 @@ def test_a_frozen_start_that_wakes_writes_nothing_more(tmp_path, lapses, write):
     assert contents(tmp_path / "run") == before
     other.append(1)
     assert other.ledger.lines.num_releases == 3 and other.ledger.lines.releases[-1].launch == 2
-
-
-@pytest.mark.parametrize("ledger", ["an earlier copy", "another run's", "none"])
-def test_a_checkpoint_without_its_own_ledger_is_refused(tmp_path, ledger):
-    started, other = begun(tmp_path / "run"), begun(tmp_path / "other", SAME_PLAN)
-    path = tmp_path / "run" / ledger_module.LEDGER_FILE
-    earlier = path.read_bytes()
-    for each in (started, other):
-        each.append(1)
-        each.save(STATE, 1, {})
-        each.close()
-    path.unlink()
-    if ledger != "none":
-        copied = earlier if ledger == "an earlier copy" else (tmp_path / "other" / path.name).read_bytes()
-        path.write_bytes(copied)
-    with pytest.raises(InputError, match="what was spent is not known"):
-        launch.start(tmp_path / "run", LINE)
 
 
 def test_a_line_that_came_between_counts(tmp_path, lapses):
