@@ -8,6 +8,7 @@ from typing import Any
 import jinja2
 import markupsafe
 
+from sfumato import config
 from sfumato.accounting import formats
 from sfumato.evaluation.trained import Trained
 from sfumato.json_record import pick
@@ -48,7 +49,7 @@ def write(folder: Path, trained: Trained, about: About, why_not_timm: str | None
         differs: in what its answers differ.
     """
     run = read_run(folder)
-    certificate, result, tested, recipe = run.certificate, run.result, run.tested, trained.recipe
+    certificate, result, tested, recipe = run.certificate, run.result, run.tested, config.parse_resolved(run.recipe)
     assert result is not None
     loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
     templates = PAGES.overlay(loader=loader, autoescape=False, finalize=_as_markdown)
