@@ -39,7 +39,7 @@ def unchanged(outputs):
 def naive(network, held_out, views, num_views, decide=unchanged):
     """One image, one view at a time, counting on fingers."""
     network.eval()
-    right, bits = {"vote": 0, "mean": 0}, _public_bits(len(held_out), num_views)
+    by_vote, by_mean, bits = 0, 0, _public_bits(len(held_out), num_views)
     for i in range(len(held_out)):
         votes, total = collections.Counter(), np.zeros(3)
         for k in range(num_views):
@@ -50,19 +50,18 @@ def naive(network, held_out, views, num_views, decide=unchanged):
             votes[int(logits.argmax())] += 1
             total += np.exp(logits) / np.exp(logits).sum()
         tied = [name for name, count in votes.items() if count == max(votes.values())]
-        right["vote"] += max(tied, key=lambda name: total[name]) == int(held_out.labels[i])
-        right["mean"] += int(total.argmax()) == int(held_out.labels[i])
-    return WithViews(num_views, **{how: count / len(held_out) for how, count in right.items()})
+        by_vote += max(tied, key=lambda name: total[name]) == int(held_out.labels[i])
+        by_mean += int(total.argmax()) == int(held_out.labels[i])
+    return WithViews(num_views, by_vote / len(held_out), by_mean / len(held_out))
 
 
-@pytest.mark.parametrize(
-    "kind, num_views, rows", [("crop_flip", 1, 128), ("crop_flip", 4, 7), ("rrc", 7, 128), ("tan", 3, 2)]
-)
-def test_vote_and_mean_equal_a_naive_loop(kind, num_views, rows):
+@pytest.mark.parametrize(("kind", "num_views"), [("crop_flip", 4), ("rrc", 7), ("tan", 3)])
+def test_vote_and_mean_equal_a_naive_loop(kind, num_views):
+    """60 images in pieces of up to 128 views, the last of which is smaller."""
     held_out, network, views = images(), model(), Views(kind, 2, 3)
-    found = augtest(network.train(), held_out, views, num_views, unchanged, rows=rows)
+    found = augtest(network.train(), held_out, views, num_views, unchanged)
     assert found == naive(network.eval(), held_out, views, num_views)
-    assert augtest(network, held_out, views, num_views, unchanged) == found  # the same again, in whatever pieces
+    assert augtest(network, held_out, views, num_views, unchanged) == found  # the same again
 
 
 def test_where_views_are_alike_both_equal_the_plain_accuracy():
@@ -70,7 +69,7 @@ def test_where_views_are_alike_both_equal_the_plain_accuracy():
     plain = score(predict_logits(network, held_out), held_out.labels).accuracy
     for num_views in (1, 2, 5):
         found = augtest(network, held_out, FLIP, num_views, unchanged)
-        assert (found.vote, found.mean) == (plain, plain)
+        assert found == WithViews(num_views, plain, plain)
     assert network.training  # left as it was
 
 
@@ -83,7 +82,7 @@ def test_the_decision_is_that_of_the_objective():
     held_out, network = images(), model()
     favour_last = lambda outputs: outputs + torch.tensor([0.0, 0.0, 100.0])  # noqa: E731
     found = augtest(network, held_out, FLIP, 3, favour_last)
-    assert found.vote == float((held_out.labels == 2).double().mean())
+    assert found.accuracy_augtest_vote == float((held_out.labels == 2).double().mean())
     mild = lambda outputs: outputs + torch.tensor([0.0, 0.4, 0.0])  # noqa: E731
     assert augtest(network, held_out, FLIP, 3, mild) == naive(network, held_out, FLIP, 3, mild)
 
@@ -118,7 +117,7 @@ def test_a_threshold_decides_with_views_as_it_does_without():
             fitted = Calibration(temperature=0.3, shifts=shifts, fitted_on="folder", num_images=60, threshold=threshold)
             plain = float((fitted.decided(outputs, "ab") == held_out.labels).double().mean())
             found = augtest(network, held_out, FLIP, 4, two, fitted, "ab")
-            assert found.vote == found.mean == plain
+            assert found == WithViews(4, plain, plain)
 
 
 def test_with_as_many_votes_the_threshold_decides_by_the_mean():

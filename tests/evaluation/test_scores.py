@@ -68,9 +68,9 @@ def test_an_image_that_is_damaged_or_relabelled_moves_the_number_judged_right_by
         assert abs(judged_right(logits, relabelled) - sum(right)) <= 1
 
 
-@pytest.mark.parametrize(("decided", "only"), [([1, 1, 1, 1], 1), ([1, 1, 0, 1], None), ([2], 2)])
-def test_a_model_that_names_one_class_alone_is_found(decided, only):
-    assert only_class(torch.nn.functional.one_hot(torch.tensor(decided), 3).float()) == only
+def test_a_model_that_names_one_class_alone_is_found():
+    for decided, only in (([1, 1, 1, 1], 1), ([1, 1, 0, 1], None)):
+        assert only_class(torch.eye(3)[decided]) == only
 
 
 @pytest.mark.parametrize(("num_people", "share"), [(40, 0.8), (150, 0.9)])
@@ -82,7 +82,7 @@ def test_intervals_of_people_hold_where_one_person_s_images_are_right_together(n
         chances = source.beta(share, 1 - share, num_people)
         people = np.repeat(np.arange(num_people), counts)
         right = torch.from_numpy(source.random(len(people)) < chances[people])
-        (low, high), (lower, higher) = interval(right, [str(person) for person in people]), interval(right)
+        (low, high), (lower, higher) = interval(right, people), wilson(int(right.sum()), len(right))
         covered += low <= share <= high
         as_independent += lower <= share <= higher
     assert covered >= 0.92 * 300 and as_independent < 0.8 * 300
@@ -93,13 +93,13 @@ def test_people_whose_images_are_all_alike_count_once_each():
     num_people, z = 12, stats.norm.ppf(0.975)
     right = torch.arange(num_people).repeat_interleave(5) < 7
     count = (num_people - 1) * (z / stats.t.ppf(0.975, num_people - 1)) ** 2
-    found = interval(right, np.arange(num_people).repeat(5).astype(str).tolist())
+    found = interval(right, np.arange(num_people).repeat(5))
     assert found == pytest.approx(wilson(7 / 12 * count, count), abs=1e-6)
 
 
 def test_people_with_one_image_each_are_independent_images():
     right = torch.tensor([True] * 30 + [False] * 7)
-    assert interval(right, [str(number) for number in range(37)]) == interval(right) == wilson(30, 37)
-    assert interval(right[:0], []) is None
-    assert interval(torch.ones(100, dtype=torch.bool), ["a", "b"] * 50) == wilson(2, 2)  # two people, many images
-    assert interval(right, ["a"] * 37)[1] - interval(right, ["a"] * 37)[0] > 0.6
+    assert interval(right, np.arange(37)) == wilson(30, 37) and interval(right[:0], np.arange(0)) is None
+    assert interval(torch.ones(100, dtype=torch.bool), np.array(["a", "b"] * 50)) == wilson(2, 2)  # many images of two
+    low, high = interval(right, np.zeros(37))
+    assert high - low > 0.6

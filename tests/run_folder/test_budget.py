@@ -93,30 +93,17 @@ def test_a_run_reserves_once_gives_back_what_never_released_and_keeps_the_rest_w
     assert budget.read(found.path).reserved.keys() == {run.run_id, other.run_id}
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"unit": None}, "claims nothing"),
-        ({"unit": "person"}, "one person"),
-    ],
-)
-def test_runs_of_another_kind_are_refused(tmp_path, changes, says):
+def test_runs_of_another_unit_or_of_more_images_are_refused_and_of_a_part_of_them_not(tmp_path):
     found = begun(tmp_path / "b")
-    with pytest.raises(InputError, match=says):
-        budget.reserve(found.path, line(found, SMALL, **changes))
+    for mechanism, changes, says in (
+        (SMALL, {"unit": None}, "claims nothing"),
+        (SMALL, {"unit": "person"}, "one person"),
+        (SMALL.replace(images_per_unit=2), {}, "with up to 2 images"),
+        (SMALL.replace(num_examples=N + 1), {}, "this run has 1001"),
+    ):
+        with pytest.raises(InputError, match=says):
+            budget.reserve(found.path, line(found, mechanism, **changes))
     assert budget.read(found.path).reserved == {}
-
-
-def test_a_person_with_two_images_is_another_unit_than_one_with_one(tmp_path):
-    found = begun(tmp_path / "b")
-    with pytest.raises(InputError, match="with up to 2 images"):
-        budget.reserve(found.path, line(found, SMALL.replace(images_per_unit=2)))
-
-
-def test_more_images_are_other_images_and_a_part_of_them_is_not(tmp_path):
-    found = begun(tmp_path / "b")
-    with pytest.raises(InputError, match="this run has 1001"):
-        budget.reserve(found.path, line(found, Mechanism(N + 1, 20, 2.0, 10)))
     budget.reserve(found.path, line(found, Mechanism(N - 500, 20, 2.0, 10)))
     assert len(budget.read(found.path).reserved) == 1
 
@@ -201,19 +188,15 @@ def four_with_kills(path, folder, kills, pause):
     return holds(path, folder)
 
 
-def test_four_processes_and_ten_kills_never_exceed_a_budget_nor_lose_a_reservation(tmp_path):
+@pytest.mark.parametrize(
+    ("epsilon", "kills", "pause"), [(0.8, 10, 0.05), pytest.param(3.0, 100, 0.1, marks=pytest.mark.slow)]
+)
+def test_four_processes_and_kills_never_exceed_a_budget_nor_lose_a_reservation(tmp_path, epsilon, kills, pause):
     path = tmp_path / "b"
-    begun(path, 0.8, num_examples=4)
-    found, released = four_with_kills(path, tmp_path / "runs", kills=10, pause=0.05)
-    assert found.epsilon([WHOLE]) > 0.8 or found.epsilon([WHOLE.replace(num_steps=1)]) > 0.8  # it was used up
+    begun(path, epsilon, num_examples=4)
+    found, released = four_with_kills(path, tmp_path / "runs", kills, pause)
+    assert found.epsilon([WHOLE]) > epsilon or found.epsilon([WHOLE.replace(num_steps=1)]) > epsilon  # it was used up
     assert len(released) > 10
-
-
-@pytest.mark.slow
-def test_four_processes_and_a_hundred_kills(tmp_path):
-    path = tmp_path / "b"
-    begun(path, 3.0, num_examples=4)
-    four_with_kills(path, tmp_path / "runs", kills=100, pause=0.1)
 
 
 TINY = {"training.num_steps": 3, "training.batch_size": 64, "model.options.width": 2}

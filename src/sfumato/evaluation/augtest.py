@@ -19,17 +19,17 @@ from sfumato.randomness import derived, key_from_seed
 
 @dataclasses.dataclass(frozen=True)
 class WithViews:
-    """Accuracies of a test with views.
+    """Accuracies of a test with views, as result.json states them.
 
     Attributes:
-        views: K; 0 where nothing was tested: none was asked for, or all views are alike.
-        vote: By the majority of the K decisions; None without a test.
-        mean: By the mean of the K probabilities; None without a test.
+        test_views: K; 0 where nothing was tested: none was asked for, or all views are alike.
+        accuracy_augtest_vote: By the majority of the K decisions; None without a test.
+        accuracy_augtest_mean: By the mean of the K probabilities; None without a test.
     """
 
-    views: int
-    vote: float | None
-    mean: float | None
+    test_views: int
+    accuracy_augtest_vote: float | None
+    accuracy_augtest_mean: float | None
 
 
 @torch.no_grad()
@@ -41,7 +41,6 @@ def augtest(
     decide: Callable[[torch.Tensor], torch.Tensor],
     calibration: Calibration | None = None,
     classes: Sequence[str] = (),
-    rows: int | None = None,
     chosen: torch.Tensor | None = None,
     total: Callable[[float], float] = float,
 ) -> WithViews:
@@ -61,7 +60,6 @@ def augtest(
             classes).
         calibration: How they become decisions; None: the largest is named.
         classes: Their names.
-        rows: Views that the model sees at once, or the views of one image if they are more; None: `rows_at_once`.
         chosen: The images that are looked at here; None: all.
         total: Adds up what was found here and by whoever looks at the others.
     """
@@ -72,7 +70,7 @@ def augtest(
     model.eval()
     known, correct = images.labels >= 0, torch.zeros(2, dtype=torch.int64)
     fitted = calibration or uncalibrated(is_multilabel=images.labels.ndim == 2)
-    at_once = max((rows or rows_at_once(images, device)) // num_views, 1)
+    at_once = max(rows_at_once(images, device) // num_views, 1)
     for indices in (torch.arange(len(images)) if chosen is None else chosen).split(at_once):
         if not len(indices):
             continue

@@ -142,7 +142,7 @@ def evaluate(
     views = Views.of(trained.recipe.augmentation)
     num_views = trained.recipe.augmentation.test_views if test_views is None else test_views
     together = augtest(trained.model, held_out, views, num_views, decide, trained.calibration, trained.classes)
-    if test_views and not together.views:
+    if test_views and not together.test_views:
         report("no test with views: this run was trained without augmentation")
     found = Evaluation(
         run=str(folder),
@@ -158,9 +158,7 @@ def evaluate(
         **dict(itertools.chain(*told)),
         calibration=trained.calibration,
         by=by,
-        test_views=together.views,
-        accuracy_augtest_vote=together.vote,
-        accuracy_augtest_mean=together.mean,
+        **dataclasses.asdict(together),
         more=dict(pair for evaluator in evaluators for pair in evaluator(outcome)),
     )
     if publish:

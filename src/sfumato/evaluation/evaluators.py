@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from sfumato.evaluation.calibration import Calibration, uncalibrated
-from sfumato.evaluation.scores import auroc, interval, interval_of, score, wilson
+from sfumato.evaluation.scores import auroc, interval, score, wilson
 from sfumato.json_record import Record, pick
 from sfumato.run_folder.tested import Decision, Group, Intervals
 
@@ -72,8 +72,11 @@ class Outcome:
         return images if self.people is None else np.unique(np.asarray(self.people), return_inverse=True)[1]
 
     def interval(self, among: np.ndarray | slice = slice(None)) -> list[float] | None:
-        """95 % interval for the share that is right, among all images or some (a mask)."""
-        return interval_of(self.decided[among], self.labels[among], self.whose[among])
+        """95 % interval for the share of decisions that are right, among all images or some (a mask); of several labels
+        an image, of those that are known: an image's are no more independent of each other than a person's images.
+        """
+        known, right = self.labels[among] >= 0, self.decided[among] == self.labels[among]
+        return interval(right[known], self.whose[among][known.nonzero()[:, 0].numpy()])
 
     def sides(self, place: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(N,), bool: of which images it is known whether they are of a class; and of these whether they are, and

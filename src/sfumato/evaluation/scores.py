@@ -8,7 +8,6 @@ together: `evaluation_finding` says so. `sfumato.clipping` asks the same of trai
 import copy
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -211,18 +210,7 @@ def _score_several(logits: torch.Tensor, labels: torch.Tensor, decided: torch.Te
     )
 
 
-def interval_of(
-    decided: torch.Tensor, labels: torch.Tensor, people: Sequence[str] | np.ndarray | None
-) -> list[float] | None:
-    """95 % interval for the share of decisions that are right; of several labels an image, those that are known: an
-    image's are no more independent of each other than a person's images.
-    """
-    known = labels >= 0
-    whose = np.arange(len(labels)) if people is None else np.asarray(people)
-    return interval((decided == labels)[known], whose[known.nonzero()[:, 0].numpy()])
-
-
-def interval(right: torch.Tensor, people: Sequence[str] | np.ndarray | None = None) -> list[float] | None:
+def interval(right: torch.Tensor, people: np.ndarray) -> list[float] | None:
     """95 % interval for the share of images that are judged right; None of none.
 
     Wilson's, of independent images. Where several are of one person the number of images is divided by
@@ -231,12 +219,12 @@ def interval(right: torch.Tensor, people: Sequence[str] | np.ndarray | None = No
 
     Args:
         right: (N,), bool.
-        people: Whose each image is; None: each is of another person.
+        people: (N,), whose each image is.
     """
     count = len(right)
-    if people is None or len(set(people)) == count:
+    if len(set(people)) == count:
         return wilson(int(right.sum()), count)
-    place = torch.from_numpy(np.unique(np.asarray(people), return_inverse=True)[1])
+    place = torch.from_numpy(np.unique(people, return_inverse=True)[1])
     groups, share = int(place.max()) + 1, float(right.double().mean())
     if groups == 1 or share in (0.0, 1.0):
         return wilson(share * groups, groups)

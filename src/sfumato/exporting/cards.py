@@ -10,8 +10,10 @@ import markupsafe
 
 from sfumato import config
 from sfumato.accounting import formats
+from sfumato.evaluation.trained import Trained
 from sfumato.json_record import pick
 from sfumato.reporting.html import PAGES
+from sfumato.reporting.page import read_run
 from sfumato.reporting.tested import class_table
 from sfumato.reporting.wording import of_attacker, who_guesses
 from sfumato.run_folder.files import write_atomically
@@ -36,40 +38,29 @@ class About:
     license: str | None = None
 
 
-def write(
-    folder: Path,
-    name: str,
-    about: About,
-    *,
-    certificate: Certificate,
-    result: Result,
-    tested: Tested | None,
-    recipe: config.ResolvedRecipe,
-    is_calibrated: bool,
-    why_not_timm: str | None,
-    differs: str | None,
-) -> None:
+def write(folder: Path, trained: Trained, about: About, why_not_timm: str | None, differs: str | None) -> None:
     """Writes both cards.
 
     Args:
-        folder: Of the export.
-        name: Of the model.
+        folder: Of the export, with the files of its run.
+        trained: The model.
         about: What its owner says.
-        certificate, result, tested, recipe: Of its run; no test set where none was published.
-        is_calibrated: Whether probabilities mean what they say.
         why_not_timm: It cannot read the folder; None: it can, and then
         differs: in what its answers differ.
     """
+    run = read_run(folder)
+    certificate, result, tested, recipe = run.certificate, run.result, run.tested, config.parse_resolved(run.recipe)
+    assert result is not None
     loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
     templates = PAGES.overlay(loader=loader, autoescape=False, finalize=_as_markdown)
     scores = [_score(f"held-out images ({result.held_out})", result, result.accuracy_interval)]
     if tested is not None:
         scores.append(_score(tested.test_set, tested, tested.intervals.accuracy))
     facts: dict[str, Any] = {"certificate": certificate, "inputs": certificate.public_inputs, "recipe": recipe}
-    facts |= {"is_multilabel": recipe.data.task == "multilabel", "result": result, "tested": tested, "scores": scores}
+    facts |= {"result": result, "tested": tested, "scores": scores, "attacks": _attacks(certificate)}
     facts["label_table"] = None if tested is None or tested.decisions is None else class_table(tested)
-    facts |= {"attacks": _attacks(certificate), "about": about, "name": name, "is_calibrated": is_calibrated}
-    facts |= {"why_not_timm": why_not_timm, "differs": differs, "formats": formats}
+    facts |= {"is_multilabel": trained.objective.is_multilabel, "is_calibrated": trained.calibration is not None}
+    facts |= {"name": run.name, "about": about, "why_not_timm": why_not_timm, "differs": differs, "formats": formats}
     for card in CARDS:
         write_atomically(folder / card, templates.get_template(card).render(facts).encode())
 

@@ -1,12 +1,10 @@
 """`sfumato export`: the folder that is handed on."""
 
-import contextlib
 import hashlib
 import shutil
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from sfumato import config
 from sfumato.errors import InputError, refusing
@@ -15,7 +13,7 @@ from sfumato.exporting import cards, onnx_model, timm_folder
 from sfumato.exporting.cards import About
 from sfumato.json_record import Record
 from sfumato.models.libraries import imported
-from sfumato.reporting.page import read_run, write_report
+from sfumato.reporting.page import write_report
 from sfumato.run_folder import record
 from sfumato.run_folder.files import SUMS_FILE, machine_faults, refuse_links, refuse_name
 from sfumato.run_folder.ledger import LEDGER_FILE
@@ -76,14 +74,10 @@ def export(run: str | Path, output: str | Path, *, about: About | None = None, t
     trained = load(run, trust)
     refuse_links(run)
     certificate, result = verify_run(run)
-    if certificate.audit is not None and certificate.audit.violated:
-        raise InputError(f"{run}: an attack refuted what it claims (report.html). Find out why before you hand it on.")
-    told = read_run(run)
-    with machine_faults(output), contextlib.ExitStack() as unless_done:
+    with machine_faults(output):
         output.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
-        unless_done.callback(shutil.rmtree, made)
-        folder = made / output.name
+    with machine_faults(output), tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as made:
+        folder = Path(made) / output.name
         folder.mkdir()
         for name in OF_THE_RUN:
             if (run / name).exists():
@@ -96,21 +90,12 @@ def export(run: str | Path, output: str | Path, *, about: About | None = None, t
         why_not_timm = timm_folder.write(trained, folder)
         onnx_model.write(trained, folder / onnx_model.ONNX_FILE, certificate)
         shutil.copyfile(PREDICT, folder / PREDICT.name)
-        facts: dict[str, Any] = {
-            "certificate": certificate,
-            "result": result,
-            "tested": told.tested,
-            "recipe": recipe,
-        }
         differs = timm_folder.differs(trained) if why_not_timm is None else None
-        facts |= {"is_calibrated": trained.calibration is not None, "why_not_timm": why_not_timm, "differs": differs}
-        cards.write(folder, folder.name, about or About(), **facts)
+        cards.write(folder, trained, about or About(), why_not_timm, differs)
         names = sorted(path.name for path in folder.iterdir())
         lines = [f"{sha256_of(folder / name)}  {name}\n" for name in names]
         (folder / SUMS_FILE).write_text("".join(lines))
         folder.rename(output)
-        made.rmdir()
-        unless_done.pop_all()
     return Exported(output=str(output), files=[*names, SUMS_FILE], why_not_timm=why_not_timm, timm_differs=differs)
 
 

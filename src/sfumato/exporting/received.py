@@ -23,9 +23,6 @@ KNOWN = {*OF_THE_RUN, *MADE}
 _MOST = 2**22
 """Bytes of a file; of longer ones:"""
 _MORE = {LEDGER_FILE: 2**25, METRICS_FILE: 2**25, "report.html": 2**24}
-_MODELS = (WEIGHTS_FILE, ONNX_FILE)
-_CARRIERS = ("__MACOSX",)
-"""Left by whatever carried a folder, like all names that begin with a dot: passed over, and never a module's name."""
 _FOREIGN = "is no file of an export. Take it out, or ask for the export anew."
 
 
@@ -66,11 +63,12 @@ def _checked(folder: Path) -> Path:
 
 
 def _is_carriers(name: str) -> bool:
-    return name.startswith(".") or name in _CARRIERS
+    """Whether whatever carried a folder left it: then it is passed over. None of these is a module's name."""
+    return name.startswith(".") or name == "__MACOSX"
 
 
 def _refuse_size(name: str, size: int, taken: int) -> None:
-    most = DENSEST * taken + 2**16 if name in _MODELS else _MORE.get(name, _MOST)
+    most = DENSEST * taken + 2**16 if name in (WEIGHTS_FILE, ONNX_FILE) else _MORE.get(name, _MOST)
     if size > most:
         raise InputError(f"{name} has {size} bytes, where {most} are the most that is read. Ask for the export anew.")
 

@@ -2,6 +2,7 @@
 and its `AutoModelForImageClassification`.
 """
 
+import contextlib
 import importlib
 from pathlib import Path
 from typing import Any
@@ -32,14 +33,11 @@ def write(trained: Trained, folder: Path) -> str | None:
     timm = importlib.import_module("timm")
     for config in _configs(trained):
         write_json(folder / CONFIG_FILE, config)
-        try:
+        with contextlib.suppress(TypeError, RuntimeError), torch.no_grad():
             theirs = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
             images = torch.randn(2, *trained.shape, generator=torch.Generator().manual_seed(0))
-            with torch.no_grad():
-                if torch.equal(theirs(images), trained.model(images)):
-                    return None
-        except (TypeError, RuntimeError):
-            pass
+            if torch.equal(theirs(images), trained.model(images)):
+                return None
     (folder / CONFIG_FILE).unlink()
     return "timm builds another network from its name and options"
 

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import math
 import secrets
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -29,8 +28,6 @@ from sfumato.run_folder import ledger
 from sfumato.run_folder.files import lock, machine_faults, sync_folder
 from sfumato.run_folder.ledger import RunLine, append_line, whole_lines
 from sfumato.run_folder.record import BudgetClaim
-
-_PAUSE = 0.05
 
 
 class BudgetLine(Record):
@@ -227,8 +224,7 @@ def _held(path: Path) -> Iterator[tuple[Budget, Callable[[Record], int]]]:
     """A budget under its lock, and what appends a line to it that is on disk once that returns."""
     read(path)
     with machine_faults(path), open(path, "rb+", buffering=0) as file:
-        while not lock(file.fileno(), path):
-            time.sleep(_PAUSE)
+        lock(file.fileno(), path, patience=math.inf)
         content = whole_lines(file.read())
         file.truncate(len(content))  # a tail without a newline was being written when its process died
         file.seek(len(content))

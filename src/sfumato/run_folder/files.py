@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ SUMS_FILE = "SHA256SUMS"
 DATA_ROOT_FILE = f"{OWNER}/data_root"
 INIT_FILE = f"{OWNER}/init_from"
 BUDGET_FILE = f"{OWNER}/budget"
+_PAUSE = 0.05
 
 
 def require_folder(folder: Path) -> None:
@@ -101,31 +103,32 @@ def refuse_loop(folder: Path) -> None:
         raise InputError(f"{folder} {what}. Save the model by torch.save, and read privacy.json as it is.")
 
 
-def lock(descriptor: int, path: Path) -> bool:
-    """Whether nobody else has a file's lock, and it was taken: it lasts while the descriptor is open, and dies with the
-    process.
+def lock(descriptor: int, path: Path, patience: float = 0.0) -> bool:
+    """Whether nobody else has a file's lock, or gives it back within so many seconds, and it was taken: it lasts while
+    the descriptor is open, and dies with the process.
 
     Raises:
         MachineError: If the file system has no locks.
     """
+    until = time.monotonic() + patience
     with machine_faults(path):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            if time.monotonic() >= until:
+                return False
+            time.sleep(_PAUSE)
 
 
-def create(path: Path) -> None:
-    """Makes the folder of a new run.
+def refuse_filled(path: Path) -> None:
+    """Refuses a place for a new run where something is already.
 
     Raises:
-        InputError: If something is there already.
-        MachineError: If it cannot be made.
+        InputError: If it is a file, or a folder with something in it.
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError(f"{path} is not empty. Choose another --output, or go on with the run there by --resume.")
-    make_folders(path)
 
 
 def make_folders(path: Path) -> None:

@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import os
 import secrets
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,7 +26,6 @@ MOST_LOST = 0.05
 """Of the plan's updates: more that crashes cost the model end a run, unless its owner allows more."""
 _FEW = 10
 """So many may be lost of a short plan."""
-_PAUSE = 0.2
 
 
 class RunLine(Record):
@@ -176,14 +174,11 @@ class Ledger:
 
     def __init__(self, path: Path, *, anonymous: bool = False, patience: float = 0.0) -> None:
         self.path, self.launch_id = path, secrets.token_hex(8)
-        until = time.monotonic() + patience
         with machine_faults(path):
             self._file = open(path, "ab+", buffering=0)  # noqa: SIM115  (until `close`)
         with self.closed_on_error(), machine_faults(path):
-            while not lock(self._file.fileno(), path):
-                if time.monotonic() >= until:
-                    raise InputError(f"another process, or a loop that was not closed, holds {path}. End it first.")
-                time.sleep(_PAUSE)
+            if not lock(self._file.fileno(), path, patience):
+                raise InputError(f"another process, or a loop that was not closed, holds {path}. End it first.")
             whole = whole_lines(path.read_bytes())
             self._size, self.is_new = len(whole), not whole
             if whole:

@@ -23,16 +23,10 @@ FORMAT_VERSION = 1
 Kind = TypeVar("Kind", bound=Record)
 
 
-def _one_or_three(channels: int) -> int:
-    if channels not in (1, 3):
-        raise ValueError("images have 1 channel or 3")
-    return channels
-
-
 # Files may be a stranger's, and what is read here decides how large a model is built.
 Classes = Annotated[list[str], Field(min_length=2)]
 ImageSize = Annotated[int, Field(ge=8, le=1024)]
-Channels = Annotated[int, pydantic.AfterValidator(_one_or_three)]
+Channels = Literal[1, 3]
 Spread = Annotated[list[config.Spread], Field(min_length=1)]
 
 

@@ -5,11 +5,11 @@ processes of this machine, or of others that share the folder.
 """
 
 import dataclasses
+import math
 import multiprocessing
 import os
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -152,8 +152,7 @@ class Maker:
                 place = self.folder / run.name
                 place.parent.mkdir(parents=True, exist_ok=True)
                 with place.with_name(f".{place.name}.lock").open("a") as file:
-                    while not (is_mine := lock(file.fileno(), place)) and waits:
-                        time.sleep(0.2)
+                    is_mine = lock(file.fileno(), place, patience=math.inf if waits else 0.0)
                     if is_mine and not (place / record.RESULT_FILE).exists():
                         self._make(run, place)
 

@@ -104,7 +104,7 @@ def train(
         with world.together():
             if started is None and world.is_first:
                 if not resume:
-                    files.create(folder)
+                    files.refuse_filled(folder)
                 started = launch.begin(folder, plan, dataset, patience=world.patience)
                 stack.callback(started.close)
         launch_id = world.same(lambda: None if started is None else started.ledger.launch_id)

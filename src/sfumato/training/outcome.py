@@ -15,7 +15,8 @@ from sfumato.clipping.probe import random_state_kept
 from sfumato.data.examples import Dataset
 from sfumato.evaluation.augtest import WithViews, augtest
 from sfumato.evaluation.calibration import Calibration, fit_temperature, with_offsets
-from sfumato.evaluation.scores import Scores, decided_labels, interval_of, only_class, score
+from sfumato.evaluation.evaluators import Outcome
+from sfumato.evaluation.scores import Scores, decided_labels, only_class, score
 from sfumato.models.weights import Weights
 from sfumato.planning.resolve import Plan
 from sfumato.run_folder import files
@@ -51,7 +52,7 @@ def held_out_scores(learner: Learner, dataset: Dataset) -> HeldOutScores:
         logits = objective.decision_logits(learner.logits(held_out))
     return HeldOutScores(
         averaged=score(logits, labels),
-        interval=interval_of(decided_labels(logits, labels), labels, dataset.held_out.groups),
+        interval=Outcome(logits, labels, dataset.classes, people=dataset.held_out.groups).interval(),
         accuracy_last=last.accuracy,
         temperature=fit_temperature(with_offsets(logits, objective.offsets), labels),
         only_class=None if has_several else only_class(logits),
