@@ -53,7 +53,7 @@ def test_the_network_is_timm_s_where_the_definitions_agree():
 def test_every_stage_begins_with_a_variance_near_one(depth):
     """TAN's code leaves out the gain of 1.71: its last stage begins at 0.00026."""
     torch.manual_seed(depth)
-    model = NfResNet(10, depth=depth)
+    model = NfResNet(depth, 10)
     firsts = {sum(BLOCKS[depth][:stage]) for stage in range(4)}
     found = []
     with torch.no_grad():
@@ -66,6 +66,6 @@ def test_every_stage_begins_with_a_variance_near_one(depth):
 
 
 def test_with_a_skip_gain_of_zero_a_block_that_keeps_its_shape_changes_nothing():
-    block = NfResNet(10, skip_init=0.0).blocks[1]
+    block = NfResNet(50, 10, skip_init=0.0).blocks[1]
     x = torch.randn(2, 256, 8, 8)
     assert torch.equal(block(x), x)

@@ -223,7 +223,8 @@ def test_frozen_statistics_are_a_fixed_function_of_each_image_in_every_mode():
     model(torch.randn(16, 3, 32, 32))  # statistics of their own
     images = torch.randn(4, 3, 32, 32)
     truth = model.eval()(images)
-    assert freeze_statistics(model) == ["1"] and type(model[1]).__name__ == "BatchNorm2d"
+    freeze_statistics(model)
+    assert type(model[1]).__name__ == "BatchNorm2d"
     keys = list(model.state_dict())
     for mode in (True, False):
         model.train(mode)

@@ -123,11 +123,11 @@ def test_too_little_is_refused():
 @pytest.mark.parametrize("law", LAWS)
 def test_a_factor_between_two_fits_is_said_only_where_their_errors_show(law):
     """Perfect fits differ by rounding alone: their ratio has thirteen digits and no meaning."""
-    rng = np.random.default_rng(0)
-    said = []
+    common = {"num_steps": 100, "num_examples": 1000, "noise_per_image": 0.01, "num_parameters": 50}
+    rng, said = np.random.default_rng(0), []
     for of_run in (0.0, 0.01):
         points, _ = draw(rng, law=law, of_run=of_run)
-        runs = [Run(Path("run"), point, 100, 1000, 0.01, 50, None) for point in points]
+        runs = [Run(**vars(point), folder=Path("run"), clipped_square=None, **common) for point in points]
         said.append(scaling_law(runs, [])["why"])
     assert "within 0.00 points" in said[0] and "times" not in said[0]
     assert "times as far" in said[1]

@@ -104,7 +104,8 @@ def test_random_plans_never_exceed_their_target_and_never_fail(monkeypatch):
             assert certified(facts) <= given["epsilon"], (num_examples, delta, given)
         if facts.noise_multiplier and facts.num_steps:
             mechanism = Mechanism(num_examples, facts.batch_size, facts.noise_multiplier, facts.num_steps)
-            assert all(1 <= row["batch_size"] <= num_examples for row in table(mechanism, facts.delta, "rdp"))
+            rows = table(mechanism, facts.delta, "rdp", Price(), None)
+            assert all(1 <= row["batch_size"] <= num_examples for row in rows)
     assert answered > 12
 
 

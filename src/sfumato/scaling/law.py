@@ -213,8 +213,8 @@ def _as_table(points: Sequence[Point], sizes: list[int]) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """One finished run: its point, and the numbers that must be common to a study.
+class Run(Point):
+    """One finished run, and the numbers that must be common to a study.
 
     Attributes:
         noise_per_image: sigma / B.
@@ -223,7 +223,6 @@ class Run:
     """
 
     folder: Path
-    point: Point
     num_steps: int
     num_examples: int
     noise_per_image: float
@@ -265,9 +264,9 @@ def _read(folder: Path) -> Run:
     squares = [line.clipped_square for line in lines if line.clipped_square is not None]
     return Run(
         folder=folder,
-        point=Point(result.batch_size, recipe.run.seed, result.accuracy),
+        seed=recipe.run.seed,
         noise_per_image=result.noise_multiplier / result.batch_size,
-        **pick(result, "num_steps", "num_examples", "num_parameters"),
+        **pick(result, "batch_size", "accuracy", "num_steps", "num_examples", "num_parameters"),
         clipped_square=sum(squares) / len(squares) if squares else None,
     )
 
@@ -278,7 +277,7 @@ def scaling_law(runs: Sequence[Run], predict_batch_sizes: Sequence[int]) -> dict
     Raises:
         InputError: See `fit`.
     """
-    fits = fit([run.point for run in runs])
+    fits = fit(runs)
     used, other = fits
     shown = f"{100 * used.left_out_error:.2f}"  # two perfect fits differ by rounding alone, whatever their ratio is
     worse = f" ({other.left_out_error / used.left_out_error:.1f} times as far)" if float(shown) else ""
@@ -304,9 +303,9 @@ def _rho(runs: Sequence[Run]) -> dict[str, float]:
     v is the mean squared norm of clipped gradients in units of C, d the number of parameters.
     """
     squares: dict[int, list[float]] = {}
-    for run in sorted(runs, key=lambda run: run.point.batch_size):
+    for run in sorted(runs, key=lambda run: run.batch_size):
         if run.clipped_square is not None:
-            squares.setdefault(run.point.batch_size, []).append(run.clipped_square)
+            squares.setdefault(run.batch_size, []).append(run.clipped_square)
     noise, dimension = runs[0].noise_per_image ** 2, runs[0].num_parameters
     return {
         str(size): sum(squares[size]) / len(squares[size]) / (noise * size * dimension)
