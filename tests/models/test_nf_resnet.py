@@ -49,12 +49,11 @@ def test_the_network_is_timm_s_where_the_definitions_agree():
     assert (one - other).norm() <= 1e-5 * other.norm()
 
 
-@pytest.mark.parametrize("depth", [50, 200])
-def test_every_stage_begins_with_a_variance_near_one(depth):
+def test_every_stage_begins_with_a_variance_near_one():
     """TAN's code leaves out the gain of 1.71: its last stage begins at 0.00026."""
-    torch.manual_seed(depth)
-    model = NfResNet(depth, 10)
-    firsts = {sum(BLOCKS[depth][:stage]) for stage in range(4)}
+    torch.manual_seed(0)
+    model = NfResNet(101, 10)
+    firsts = {sum(BLOCKS[101][:stage]) for stage in range(4)}
     found = []
     with torch.no_grad():
         x = nn.functional.max_pool2d(model.stem(torch.randn(4, 3, 96, 96)), 3, 2, padding=1)
