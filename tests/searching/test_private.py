@@ -16,7 +16,7 @@ from sfumato.accounting.selection import Selection
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
 from sfumato.planning.claims import claims
-from sfumato.planning.resolve import resolve
+from sfumato.planning.resolve import Plan, resolve
 from sfumato.run_folder import record
 from sfumato.run_folder.files import write_json
 from sfumato.run_folder.record import Result
@@ -60,7 +60,7 @@ class Trials:
         return result
 
     def search(self, folder, recipe=None, images="images", score=None):
-        return paid_search(recipe or paid(), SPACE, folder, images, self.train, score or self.decay)
+        return paid_search(Plan(recipe or paid(), None, None), SPACE, folder, images, self.train, score or self.decay)
 
     def decay(self, where):
         return round(1e9 * decay_of(where))

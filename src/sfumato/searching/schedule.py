@@ -172,8 +172,8 @@ def plan_search(recipe: ResolvedRecipe, options: SearchOptions, num_examples: in
     Raises:
         InputError: Naming what and why.
     """
-    sampler, seeds, space, privacy = options.sampler, tuple(options.seeds), options.space_for(recipe), recipe.budget
-    whole = recipe.training.batch_size
+    sampler, seeds, privacy = options.sampler, tuple(options.seeds), recipe.budget
+    space, whole = options.space_for(recipe.training.num_steps), recipe.training.batch_size
     batch_size = min(whole, max(16, whole // 64)) if options.batch_size is None else options.batch_size
     simulations(recipe, batch_size, seeds)  # refuses what cannot be simulated
     ranges = [key for key, choices in space.choices.items() if not isinstance(choices, list)]
