@@ -18,8 +18,6 @@ from torch.nn import functional as F
 from sfumato.errors import InputError
 from sfumato.models.layers import Order, WeightStandardizedConv2d, in_order, init_conv, init_linear
 
-Normalization = Literal["group", "none"]
-
 BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 """Blocks of the four stages of `NfResNet`, by depth."""
 
@@ -59,7 +57,7 @@ class WideResNet(nn.Module):
         depth: int = 16,
         width: int = 4,
         order: Order = "activation-norm",
-        normalization: Normalization = "group",
+        normalization: Literal["group", "none"] = "group",
         groups: int = 16,
         weight_standardization: bool = True,
     ) -> None:

@@ -35,9 +35,6 @@ _EXCLUDED = 0.05
 _UNEVEN = 3.0
 # sigma / B may differ by rounding of sigma to four digits.
 _SAME = 1e-3
-NOT_TOLD_APART = [
-    "the runs do not tell the two laws apart, so intervals reach over both: more seeds or other batch sizes narrow them"
-]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +150,7 @@ class Fit:
 
 
 def fit(points: Sequence[Point]) -> list[Fit]:
-    """Fits both laws, the one to use first.
+    """Fits both laws, the one to use first, which has the warnings of both together, too.
 
     Raises:
         InputError: If there are fewer than three batch sizes, or too few runs to tell their spread.
@@ -165,6 +162,11 @@ def fit(points: Sequence[Point]) -> list[Fit]:
     fits = sorted((Fit(law, points) for law in LAWS), key=lambda found: found.left_out_error)
     if all(found.plausibility is not None and found.plausibility < _IMPLAUSIBLE for found in fits):
         fits[0].warnings.append("the points support neither law: predictions may be far off")
+    if rivals(fits):
+        fits[0].warnings.append(
+            "the runs do not tell the two laws apart, so intervals reach over both: more seeds or other batch sizes "
+            "narrow them"
+        )
     return fits
 
 
@@ -292,7 +294,7 @@ def scaling_law(runs: Sequence[Run], predict_batch_sizes: Sequence[int]) -> dict
         "rho_private": False,
         "predictions": [dataclasses.asdict(predict(fits, batch_size)) for batch_size in predict_batch_sizes],
         "num_runs": len(runs),
-        "warnings": [*used.warnings, *NOT_TOLD_APART[: len(rivals(fits))]],
+        "warnings": used.warnings,
     }
 
 

@@ -20,7 +20,7 @@ from sfumato.planning.resolve import resolve
 from sfumato.planning.solve import budget_of, solve
 from sfumato.run_folder.files import refuse_among_images, refuse_links, write_atomically, write_json
 from sfumato.run_folder.record import Result
-from sfumato.scaling.law import NOT_TOLD_APART, Fit, Point, Prediction, fit, predict, rivals
+from sfumato.scaling.law import Fit, Point, Prediction, fit, predict
 from sfumato.scaling.simulate import simulations
 from sfumato.searching.options import SearchOptions
 from sfumato.searching.page import render
@@ -184,7 +184,7 @@ def summary(search: Search, agenda: Agenda, storage: str, path: str | None) -> t
         augtest_gain=None if views is None else (sum(views) - sum(accuracies_of(last))) / len(views),
         law=laws[0].law,
         cost=cost(search, agenda),
-        warnings=[*laws[0].warnings, *NOT_TOLD_APART[: len(rivals(laws))]],
+        warnings=laws[0].warnings,
         storage=storage,
         search_data=search.data or "private",
         recipe=path,
