@@ -87,11 +87,10 @@ def test_features_have_it_taken_off_and_length_1():
     torch.testing.assert_close(features, expected)
 
 
-@pytest.mark.parametrize("kind", ["private", "ordinary"])
-def test_the_published_network_computes_on_images_what_the_run_learned_on_centred_features(tmp_path, kind):
+def test_the_published_network_computes_on_images_what_the_run_learned_on_centred_features(tmp_path):
     """Its logits are those of the plain formula, by the published numbers alone."""
     run = tmp_path / "run"
-    result = sfumato.train(recipe_of(tmp_path), run, non_private=kind == "ordinary")
+    result = sfumato.train(recipe_of(tmp_path), run)
     trained, tensors = load_trained(run), load_file(run / "model.safetensors")
     (head,) = {name.removesuffix(".centre") for name in tensors if name.endswith(".centre")}
     images = load(config.DataConfig(name="digits", image_size=32), None, print).held_out

@@ -44,8 +44,9 @@ def test_initial_weights_have_variance_one_over_fan_in():
     assert 0.999 * cut < linear.weight.abs().max() <= cut and not linear.bias.any() and not conv.bias.any()
 
 
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("dtype", "memory_format"), [(torch.float32, torch.channels_last), (torch.bfloat16, torch.contiguous_format)]
+)
 def test_the_quick_shape_of_a_group_norm_is_the_slow_one(dtype, memory_format):
     def shapes():
         with FakeTensorMode():

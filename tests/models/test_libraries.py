@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from torch import nn
 
 from sfumato import cli, config
 from sfumato.data import loading
@@ -27,7 +26,6 @@ SMALL = {"num_classes": 5, "seed": 0}
         ("timm:test_resnet", 1, 40, {"act_layer": "silu"}),  # takes any
         ("timm:test_resnet.r160_in1k", 1, 40, {}),  # its weights have a tag
         ("timm:vit_tiny_patch16_224", 3, 32, {"patch_size": 8, "embed_dim": 48, "depth": 2}),
-        ("torchvision:squeezenet1_1", 3, 32, {"dropout": 0.0}),
         ("torchvision:googlenet", 3, 32, {}),
     ],
 )
@@ -84,10 +82,9 @@ def recipe(tmp_path, name, **model):
     return str(path)
 
 
-@pytest.mark.parametrize(("name", "model"), [("timm:test_vit", {}), ("timm:test_resnet", {"fix": "groupnorm"})])
-def test_it_trains_and_is_evaluated_without_trusting_a_module(name, model, tmp_path, capsys):
+def test_it_trains_and_is_evaluated_without_trusting_a_module(tmp_path, capsys):
     run = str(tmp_path / "run")
-    assert cli.run(["train", recipe(tmp_path, name, **model), "--output", run]) == 0
+    assert cli.run(["train", recipe(tmp_path, "timm:test_resnet", fix="groupnorm"), "--output", run]) == 0
     assert cli.run(["evaluate", run, "--json"]) == 0
     capsys.readouterr()
 
@@ -95,7 +92,7 @@ def test_it_trains_and_is_evaluated_without_trusting_a_module(name, model, tmp_p
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-@pytest.mark.parametrize("name", ["timm:resnet18.a1_in1k", "timm:resnet18", "torchvision:resnet18"])
+@pytest.mark.parametrize("name", ["timm:resnet18.a1_in1k", "torchvision:resnet18"])
 def test_images_are_normalised_as_a_library_s_weights_were_made_unless_the_recipe_says_otherwise(name, tmp_path):
     def scale_of(channels=3, model=name, start="w.pth", **data):
         given = {"name": model, "init_from": start, "pretrained_on": "ImageNet"} if start else {"name": model}
@@ -126,11 +123,3 @@ def test_batch_normalisation_is_refused_with_the_key_that_helps(tmp_path, capsys
     assert cli.run(["train", recipe(tmp_path, "timm:test_resnet"), "--output", str(tmp_path / "run")]) == 2
     error = capsys.readouterr().err
     assert "mixes examples" in error and "--set model.fix=groupnorm" in error
-
-
-def test_the_fix_keeps_scales_and_shifts_and_leaves_no_batch_normalisation():
-    plain = build("timm:test_resnet", image_size=32, channels=3, **SMALL)
-    fixed = build("timm:test_resnet", image_size=32, channels=3, fix="groupnorm", **SMALL)
-    for model, has_any in ((plain, True), (fixed, False)):
-        assert any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()) == has_any
-    assert sum(value.numel() for value in plain.parameters()) == sum(value.numel() for value in fixed.parameters())

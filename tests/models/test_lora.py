@@ -120,13 +120,6 @@ def test_the_fast_engine_s_clipped_sum_is_that_of_single_images(name):
     assert distance(sums(model, images, "graph"), expected) <= 1e-9 * norm(expected)
 
 
-@pytest.mark.slow
-def test_so_it_is_of_a_vision_transformer_in_float32():
-    model, images = moved(network("timm:vit_tiny_patch16_224", 224, rank=4)[0]).float(), torch.randn(4, 3, 224, 224)
-    expected = sums(model, images, "reference")
-    assert distance(sums(model, images, "graph"), expected) <= 1e-6 * norm(expected)
-
-
 def test_a_network_without_such_layers_is_refused_in_one_line():
     with pytest.raises(InputError, match=r"calls no linear layer or 1 x 1 convolution .* model.trainable=classifier"):
         network("small_cnn")

@@ -62,62 +62,23 @@ def test_it_is_what_whole_filters_give_by_fft_in_float64(size, channels, J):
     assert np.linalg.norm(found - expected) < 1e-3 * np.linalg.norm(expected)
 
 
-def in_the_middle():
-    images = torch.zeros(1, 1, 64, 64)
-    images[..., 24:36, 24:36] = torch.from_numpy(rng.normal(size=(12, 12)))
-    return images
+def test_features_move_with_the_image():
+    images, network = torch.zeros(1, 1, 64, 64), Scattering(64)
+    images[..., 24:36, 24:36] = torch.randn(12, 12)
+    moved = network(images.roll((4, -4), (2, 3)))
+    torch.testing.assert_close(moved, network(images).roll((1, -1), (2, 3)), rtol=1e-4, atol=1e-5)
 
 
-def distance(one, other):
-    return float((one - other).norm() / one.norm())
-
-
-def test_features_move_with_the_image_and_hardly_by_less_than_their_grid():
-    images, network = in_the_middle(), Scattering(64)
-    maps = network(images)
-    torch.testing.assert_close(network(images.roll((4, -4), (2, 3))), maps.roll((1, -1), (2, 3)), rtol=1e-4, atol=1e-5)
-    by_one = network(images.roll(1, 3))
-    assert distance(maps, by_one) < 0.5 * distance(images, images.roll(1, 3))
-
-
-@pytest.mark.parametrize(("size", "J"), [(32, 2), (16, 3), (28, 2)])
+@pytest.mark.parametrize(("size", "J"), [(16, 3), (28, 2)])
 def test_a_mirror_image_has_the_same_features_elsewhere(size, J):
     images, network = torch.randn(2, 1, size, size), Scattering(size, J)
     expected = network(images)[:, network.mirrored].flip(3)
     torch.testing.assert_close(network(images.flip(3)), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_turning_an_image_turns_the_angles():
-    images, network = torch.randn(1, 1, 32, 32), Scattering(32)
-    turned = network(torch.rot90(images, 1, (2, 3)))
-    maps = torch.rot90(network(images), 1, (2, 3))[0]
-    angles = (torch.arange(8) + 4) % 8
-    paths = [maps[:1], maps[1:9][angles], maps[9:17][angles], maps[17:].unflatten(0, (8, 8))[angles][:, angles]]
-    expected = torch.cat([path.flatten(0, -3) for path in paths])
-    torch.testing.assert_close(turned[0], expected, rtol=1e-4, atol=1e-5)
-
-
-def test_energy_is_never_more_than_the_image_s_and_a_flat_image_has_no_moduli():
-    network = Scattering(32)
-    for images in (
-        torch.randn(4, 1, 32, 32),
-        torch.randn(4, 1, 32, 32).cumsum(2) / 4,
-        in_the_middle()[..., 16:48, 16:48],
-    ):
-        energies = 16 * network(images).square().sum((1, 2, 3))
-        assert (energies < 1.02 * images.square().sum((1, 2, 3))).all()
-        assert (energies > 0.2 * images.square().sum((1, 2, 3))).all()
-    flat = network(torch.full((1, 1, 32, 32), 2.0))[0]
-    torch.testing.assert_close(flat[0], torch.full((8, 8), 2.0))
-    assert flat[1:].abs().max() < 1e-5
-
-
-@pytest.mark.parametrize(("size", "J", "side"), [(9, 2, 3), (28, 2, 7), (17, 3, 3)])
-def test_it_takes_any_size(size, J, side):
-    assert Scattering(size, J)(torch.randn(2, 1, size, size)).shape == (2, {2: 81, 3: 217}[J], side, side)
-
-
-@pytest.mark.parametrize(("size", "J"), [(8, 0), (8, 3), (15, 3)])
-def test_scales_that_do_not_fit_the_image_are_refused(size, J):
-    with pytest.raises(InputError, match=f"J = {J} is not possible with images of {size} pixels"):
-        Scattering(size, J)
+def test_it_takes_any_size_that_its_scales_fit():
+    for size, J, maps, side in ((9, 2, 81, 3), (17, 3, 217, 3)):
+        assert Scattering(size, J)(torch.randn(2, 1, size, size)).shape == (2, maps, side, side)
+    for size, J in ((8, 0), (15, 3)):
+        with pytest.raises(InputError, match=f"J = {J} is not possible with images of {size} pixels"):
+            Scattering(size, J)

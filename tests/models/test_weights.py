@@ -38,20 +38,16 @@ def cnn(num_classes=4, seed=1):
     return build("small_cnn", **SHAPE, num_classes=num_classes, seed=seed)
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "pth", "wrapped", "self-supervised"])
-def test_tensors_are_read_whatever_they_are_kept_in(tmp_path, kind):
+def test_tensors_are_read_whatever_they_are_kept_in(tmp_path):
     state = cnn().state_dict()
-    path = tmp_path / ("w.safetensors" if kind == "safetensors" else "w.pth")
-    if kind == "safetensors":
-        save_file(state, path)
-    else:
-        around = {"wrapped": {"state_dict": state, "epoch": 3}, "self-supervised": {"teacher": state, "student": {}}}
-        torch.save(around.get(kind, state), path)
-    weights = read_weights("small_cnn", str(path))
-    assert weights.tensors.keys() == state.keys() and weights.digest == Weights(state).digest
-    other = cnn(seed=2)
-    assert fit(other, weights, "head").lines() == []
+    save_file(state, tmp_path / "w.safetensors")
+    weights, other = read_weights("small_cnn", str(tmp_path / "w.safetensors")), cnn(seed=2)
+    assert weights.tensors.keys() == state.keys() and fit(other, weights, "head").lines() == []
     assert all(torch.equal(value, state[name]) for name, value in other.state_dict().items())
+    in_one_another = {"state_dict": {"model": {"net": state}}, "epoch": 1}
+    for held in (state, {"teacher": state, "student": {}}, {"module": state, "step": torch.ones(())}, in_one_another):
+        torch.save(held, tmp_path / "w.pth")
+        assert read_weights("small_cnn", str(tmp_path / "w.pth")).digest == weights.digest == Weights(state).digest
 
 
 def test_a_prefix_of_another_tool_s_is_taken_off():
@@ -106,14 +102,6 @@ def test_what_only_looks_like_them_is_not_adapted():
         setattr(holder, name.removeprefix("0."), nn.Parameter(torch.zeros(ours)))
         fitted = fit(model, Weights({name: torch.ones(theirs), "0.bias": torch.ones(2)}), None)
         assert fitted.adapted == [] and name in fitted.not_given
-
-
-def test_wrappings_lie_in_one_another(tmp_path):
-    state = cnn().state_dict()
-    deep = {"state_dict": {"model": {"net": state}}, "epoch": 1}
-    for held in ({"model": {"state_dict": state}}, {"module": state, "step": torch.ones(())}, deep):
-        torch.save(held, tmp_path / "w.pth")
-        assert read_weights("small_cnn", str(tmp_path / "w.pth")).digest == Weights(state).digest
 
 
 def test_numbers_that_would_become_others_are_refused():
@@ -223,7 +211,8 @@ def test_frozen_statistics_are_a_fixed_function_of_each_image_in_every_mode():
     model(torch.randn(16, 3, 32, 32))  # statistics of their own
     images = torch.randn(4, 3, 32, 32)
     truth = model.eval()(images)
-    assert freeze_statistics(model) == ["1"] and type(model[1]).__name__ == "BatchNorm2d"
+    freeze_statistics(model)
+    assert type(model[1]).__name__ == "BatchNorm2d"
     keys = list(model.state_dict())
     for mode in (True, False):
         model.train(mode)

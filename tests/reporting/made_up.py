@@ -98,8 +98,8 @@ def law_runs() -> list[law.Run]:
     found = []
     for size in (16, 32, 64, 128):
         for seed in range(3):
-            point = law.Point(size, seed, 0.9 - 1.2 / size + 0.004 * seed)
-            found.append(law.Run(Path("run"), point, 60, 1437, 0.01, 12_345, None))
+            accuracy = 0.9 - 1.2 / size + 0.004 * seed
+            found.append(law.Run(size, seed, accuracy, Path("run"), 60, 1437, 0.01, 12_345, None))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The tables of Sander et al. (2022) to their printed digits, and the laws of trading one total amount of noise."""
+"""The laws of trading one total amount of noise, and a table of Sander et al. (2022) to its printed digits."""
 
 import json
 import math
@@ -28,19 +28,6 @@ def test_table_6():
         assert (round(found["epsilon"], 2), round(found["epsilon_tan"], 2)) == (printed, by_tan)
 
 
-@pytest.mark.parametrize(("batch_size", "num_steps", "printed"), [(16_384, 72_000, 7.97), (32_768, 18_000, 8.00)])
-def test_table_4(batch_size, num_steps, printed):
-    mechanism = Mechanism(1_280_000, batch_size, 2.5, num_steps)
-    assert accountants.epsilon(mechanism, 1 / 1_280_000, "rdp").epsilon == pytest.approx(printed, abs=0.011)
-
-
-@pytest.mark.parametrize(("num_examples", "printed"), [(5_000, 150.3), (50_000, 7.1)])
-def test_table_5(num_examples, printed):
-    """Its rows 25K and 40K match nothing that was tried: 16.0 and 9.2 against 13.7 and 7.3."""
-    found = with_more_data(Mechanism(50_000, 4_096, 3.0, 2_500), 1e-5, num_examples / 50_000, "rdp")
-    assert found["epsilon"] == pytest.approx(printed, rel=0.01)
-
-
 @pytest.mark.parametrize("target", [0.1, 0.01])
 def test_the_least_batch_that_is_not_overcharged(target):
     batch_size = batch_size_for_overcharge(SMALL_SIGMA, 1e-5, target)
@@ -54,9 +41,7 @@ def test_where_no_batch_suffices_none_is_named_and_without_noise_the_overcharge_
     assert batch_size_for_overcharge(Mechanism(600, 512, 0.5, 2_000), 1e-3, 0.01) is None
 
 
-@pytest.mark.parametrize(
-    ("sigma", "sampling_prob", "num_steps"), [(0.8, 0.01, 2_000), (2.0, 0.08, 2_500), (6.0, 0.001, 100_000)]
-)
+@pytest.mark.parametrize(("sigma", "sampling_prob", "num_steps"), [(0.8, 0.01, 2_000), (2.0, 0.08, 2_500)])
 def test_the_central_limit_plans_and_never_certifies(sigma, sampling_prob, num_steps):
     """Near PLD where sigma is large; elsewhere neither near nor on one side of it."""
     mechanism = Mechanism(50_000, round(50_000 * sampling_prob), sigma, num_steps)

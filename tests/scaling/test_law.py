@@ -46,7 +46,7 @@ A, B = LAWS
 @pytest.mark.parametrize(
     ("law", "settings"),
     [
-        *((law, {"paired": paired}) for law in (A, B) for paired in (True, False)),
+        *((A, {}), (B, {"paired": False})),
         *((A, {"of_seed": 0.0}), (A, {"of_seed": 0.01, "of_run": 0.0005})),  # seeds differ in nothing or everything
     ],
 )
@@ -54,8 +54,7 @@ def test_95_per_cent_intervals_cover_93_to_97_per_cent(law, settings):
     assert 0.93 <= coverage(law, **settings) <= (0.97 if settings.get("of_seed", 1) else 0.975)
 
 
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize(("sizes", "seeds"), [((64, 128, 256), 3), (SIZES, 5)])
+@pytest.mark.parametrize(("law", "sizes", "seeds"), [(A, (64, 128, 256), 3), (B, SIZES, 5)])
 def test_what_is_reported_covers_although_nobody_knows_which_law_holds(law, sizes, seeds):
     """Three seeds at three sizes choose the wrong law one time in four; the chosen law's own interval would cover 80
     times in 100.
@@ -72,7 +71,7 @@ def test_what_is_reported_covers_although_nobody_knows_which_law_holds(law, size
 def test_laws_that_are_not_told_apart_are_both_reached_and_the_excluded_one_is_not():
     rng = np.random.default_rng(5)
     unclear = fit([Point(size, seed, 0.7 + 0.003 * rng.standard_normal()) for seed in range(3) for size in SIZES])
-    assert rivals(unclear) == [unclear[1]]
+    assert rivals(unclear) == [unclear[1]] and "do not tell the two laws apart" in unclear[0].warnings[-1]
     both, told = [found.predict(REFERENCE) for found in unclear], predict(unclear, REFERENCE)
     assert (told.low, told.high) == (min(one.low for one in both), max(one.high for one in both))
     clear = fit(draw(rng, of_seed=0.0003, of_run=0.0002)[0])
@@ -109,8 +108,8 @@ def test_points_that_support_neither_law_are_warned_about():
 
 def test_uneven_spreads_are_warned_about():
     rng = np.random.default_rng(4)
-    warned = [bool(fit(draw(rng, of_seed=0.0, uneven=8.0)[0])[0].warnings) for _ in range(50)]
-    assert sum(warned) > 40
+    warnings = [fit(draw(rng, of_seed=0.0, uneven=8.0)[0])[0].warnings for _ in range(50)]
+    assert sum(any("the spread over seeds differs" in warning for warning in each) for each in warnings) > 40
 
 
 def test_too_little_is_refused():
@@ -120,14 +119,13 @@ def test_too_little_is_refused():
         fit([Point(size, 0, 0.5) for size in (32, 64, 128)])
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_a_factor_between_two_fits_is_said_only_where_their_errors_show(law):
+def test_a_factor_between_two_fits_is_said_only_where_their_errors_show():
     """Perfect fits differ by rounding alone: their ratio has thirteen digits and no meaning."""
-    rng = np.random.default_rng(0)
-    said = []
+    common = {"num_steps": 100, "num_examples": 1000, "noise_per_image": 0.01, "num_parameters": 50}
+    rng, said = np.random.default_rng(0), []
     for of_run in (0.0, 0.01):
-        points, _ = draw(rng, law=law, of_run=of_run)
-        runs = [Run(Path("run"), point, 100, 1000, 0.01, 50, None) for point in points]
+        points, _ = draw(rng, of_run=of_run)
+        runs = [Run(**vars(point), folder=Path("run"), clipped_square=None, **common) for point in points]
         said.append(scaling_law(runs, [])["why"])
     assert "within 0.00 points" in said[0] and "times" not in said[0]
     assert "times as far" in said[1]

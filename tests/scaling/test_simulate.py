@@ -10,10 +10,8 @@ from sfumato.cli import run as sfumato
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
 from sfumato.planning.resolve import resolve
-from sfumato.run_folder.record import Result
 from sfumato.scaling.law import read_study, scaling_law
-from sfumato.scaling.simulate import simulate_by, simulated
-from tests.reporting import folders
+from sfumato.scaling.simulate import simulated, simulations
 
 RECIPE = config.parse_resolved(
     {
@@ -27,7 +25,7 @@ RECIPE = config.parse_resolved(
 )
 
 
-@pytest.mark.parametrize("batch_size", [1, 32, 1000, 4096])
+@pytest.mark.parametrize("batch_size", [1, 1000])
 def test_nothing_changes_but_batch_noise_budget_and_seed(batch_size):
     found = simulated(RECIPE, batch_size, 7)
     assert found.privacy.noise_multiplier / batch_size == pytest.approx(3.0 / 4096, rel=1e-15)
@@ -37,28 +35,10 @@ def test_nothing_changes_but_batch_noise_budget_and_seed(batch_size):
     assert found.run.seed == 7
 
 
-def test_each_seed_is_one_run_and_the_price_is_the_batch_s_share():
-    trained = []
-
-    def train(recipe):
-        trained.append(recipe)
-        found = {"accuracy": 0.5 + recipe.run.seed / 10, "accuracy_augtest_vote": 0.4 + recipe.run.seed / 10}
-        return Result(**folders.finished(["a", "b"], **found, accuracy_last=0.5, test_views=2))
-
-    found = simulate_by(RECIPE, 512, [0, 1, 2], train)
-    assert [recipe.run.seed for recipe in trained] == [0, 1, 2]
-    assert found.accuracy_augtest_vote == pytest.approx(0.5) and found.accuracy_augtest_mean is None
-    assert found.compute_fraction == 512 / 4096 and len(found.runs) == 3
-    assert found.accuracy == pytest.approx(0.6) == found.test_accuracy
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "seeds", "names"),
-    [(0, [0], "--batch-size"), (5000, [0], "--batch-size"), (32, [1, 1], "--seeds"), (32, [], "--seeds")],
-)
-def test_wrong_input_and_a_recipe_without_noise_are_refused(batch_size, seeds, names):
-    with pytest.raises(InputError, match=names):
-        simulate_by(RECIPE, batch_size, seeds, lambda recipe: {})
+def test_wrong_input_and_a_recipe_without_noise_are_refused():
+    for batch_size, seeds, names in ((0, [0], "--batch-size"), (5000, [0], "--batch-size"), (32, [1, 1], "--seeds")):
+        with pytest.raises(InputError, match=names):
+            simulations(RECIPE, batch_size, seeds)
     with pytest.raises(InputError, match="no budget"):
         simulated(RECIPE.model_copy(update={"privacy": None}), 32, 0)
 
@@ -84,14 +64,19 @@ def test_runs_of_one_seed_share_initial_weights_and_noise_and_no_artefact_says_p
         assert not (run / "key").exists()
 
 
-def test_the_same_command_again_goes_on_where_it_stopped(study, tmp_path, capsys):
+def test_the_same_command_again_goes_on_where_it_stopped_and_means_are_of_all_seeds(study, tmp_path, capsys):
     arguments = [*f"{SIMULATE}12".split(), "--batch-size", "16", "--output", str(tmp_path / "again"), "--json"]
     assert sfumato([*arguments, "--seeds", "0"]) == 0
     ledger = (tmp_path / "again" / "seed-0" / "ledger.jsonl").read_bytes()
     assert sfumato([*arguments, "--seeds", "0,1"]) == 0
     assert (tmp_path / "again" / "seed-0" / "ledger.jsonl").read_bytes() == ledger
     one, two = (json.loads(line) for line in capsys.readouterr().out.splitlines())
-    assert two["runs"][0] == one["runs"][0]
+    assert two["runs"][0] == one["runs"][0] and two["compute_fraction"] == 16 / 512
+    averaged = ("accuracy", "accuracy_last", "test_accuracy")
+    assert [two[key] for key in averaged] == [
+        pytest.approx(sum(run[key] for run in two["runs"]) / 2) for key in averaged
+    ]
+    assert any(two[key] != one[key] for key in averaged)
     first = json.loads((study / "16" / "seed-1" / "result.json").read_text())
     assert two["runs"][1]["accuracy"] == first["accuracy"]  # equal seeds, equal runs
     assert sfumato([*arguments, "--seeds", "0", "--set", "optimizer.learning_rate=9.0"]) == 2

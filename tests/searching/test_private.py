@@ -12,14 +12,11 @@ import pytest
 from scipy import stats
 
 from sfumato import config
-from sfumato.accounting import calibration
-from sfumato.accounting.accountants import epsilon
-from sfumato.accounting.mechanism import Mechanism
-from sfumato.accounting.selection import Selection, epsilon_of_best
+from sfumato.accounting.selection import Selection
 from sfumato.data.catalogue import Facts
 from sfumato.errors import InputError
 from sfumato.planning.claims import claims
-from sfumato.planning.resolve import resolve
+from sfumato.planning.resolve import Plan, resolve
 from sfumato.run_folder import record
 from sfumato.run_folder.files import write_json
 from sfumato.run_folder.record import Result
@@ -63,7 +60,7 @@ class Trials:
         return result
 
     def search(self, folder, recipe=None, images="images", score=None):
-        return paid_search(recipe or paid(), SPACE, folder, images, self.train, score or self.decay)
+        return paid_search(Plan(recipe or paid(), None, None), SPACE, folder, images, self.train, score or self.decay)
 
     def decay(self, where):
         return round(1e9 * decay_of(where))
@@ -238,15 +235,6 @@ def test_a_score_on_private_images_has_the_noise_that_is_paid_for_and_is_a_whole
 def test_expected_cost_is_that_of_the_expected_number_of_trials():
     cost = expected_cost(paid(6.0), SPACE, 6.0)
     assert (cost.search_views, cost.search_fraction) == (6 * 512 * 60, 6.0)
-
-
-def test_the_noise_is_calibrated_to_the_whole_search():
-    asked, selection = (Mechanism(1437, 512, 1.0, 60), "noise_multiplier", 3.0, 1e-4), Selection(6.0, 0.0)
-    mechanism = calibration.solve(*asked, selection=selection)
-    sigma = mechanism.noise_multiplier
-    assert epsilon(mechanism, 1e-4, selection=selection).epsilon == epsilon_of_best(mechanism, 1e-4, selection) <= 3.0
-    assert epsilon_of_best(mechanism.replace(noise_multiplier=0.998 * sigma), 1e-4, selection) > 3.0
-    assert sigma > calibration.solve(*asked).noise_multiplier
 
 
 def test_a_selected_run_is_never_certified_for_fewer_steps_than_the_others_may_have_taken():

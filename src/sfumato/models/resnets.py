@@ -7,8 +7,8 @@ NF-ResNet, without normalisation, after Brock et al. (2021), *Characterizing sig
 performance gap in unnormalized ResNets*. NF-ResNet-50 with 1,000 classes has 25,557,048 parameters.
 """
 
+import functools
 import math
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -17,8 +17,6 @@ from torch.nn import functional as F
 
 from sfumato.errors import InputError
 from sfumato.models.layers import Order, WeightStandardizedConv2d, in_order, init_conv, init_linear
-
-Normalization = Literal["group", "none"]
 
 BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 """Blocks of the four stages of `NfResNet`, by depth."""
@@ -59,7 +57,7 @@ class WideResNet(nn.Module):
         depth: int = 16,
         width: int = 4,
         order: Order = "activation-norm",
-        normalization: Normalization = "group",
+        normalization: Literal["group", "none"] = "group",
         groups: int = 16,
         weight_standardization: bool = True,
     ) -> None:
@@ -124,9 +122,9 @@ class NfResNet(nn.Module):
     There is no stochastic depth, as the paper has it (its released configuration left 0.1 on).
 
     Args:
+        depth: A key of `BLOCKS`.
         num_classes: Outputs.
         channels: Of the input.
-        depth: 50, 101, 152 or 200.
         skip_init: What the residual branches are multiplied by at first, a trained number a block:
             1 from scratch (De et al. 2022, C.1), 0 in Brock et al.
 
@@ -134,10 +132,8 @@ class NfResNet(nn.Module):
         (rows, channels, H, W) -> (rows, num_classes), H and W at least 32
     """
 
-    def __init__(self, num_classes: int, channels: int = 3, depth: int = 50, skip_init: float = 1.0) -> None:
+    def __init__(self, depth: int, num_classes: int, channels: int = 3, skip_init: float = 1.0) -> None:
         super().__init__()
-        if depth not in BLOCKS:
-            raise InputError(f"nf_resnet: depth {depth} is not possible: take one of {', '.join(map(str, BLOCKS))}.")
         self.stem = WeightStandardizedConv2d(channels, 64, 7, 2, padding=3)
         blocks: list[nn.Module] = []
         previous, variance = 64, 1.0
@@ -183,12 +179,5 @@ def _activate(x: torch.Tensor) -> torch.Tensor:
     return F.relu(x) * _GAIN
 
 
-def _of_depth(depth: int) -> Callable[..., NfResNet]:
-    def make(num_classes: int, channels: int = 3, skip_init: float = 1.0) -> NfResNet:
-        return NfResNet(num_classes, channels, depth, skip_init)
-
-    return make
-
-
-NETWORKS = {f"nf_resnet{depth}": _of_depth(depth) for depth in BLOCKS}
+NETWORKS = {f"nf_resnet{depth}": functools.partial(NfResNet, depth) for depth in BLOCKS}
 """By the names that recipes use."""

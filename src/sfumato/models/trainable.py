@@ -91,23 +91,17 @@ def is_normalization(module: nn.Module) -> bool:
     return isinstance(module, own) or "norm" in type(module).__name__.lower()
 
 
-def freeze_statistics(model: nn.Module) -> list[str]:
+def freeze_statistics(model: nn.Module) -> None:
     """Holds every batch normalisation that has statistics in evaluation mode for good, in place.
 
     Its statistics come with public weights, so that it is a fixed function of each image; scale and
     shift may train.
-
-    Returns:
-        Their names.
     """
-    frozen = []
-    for name, module in model.named_modules():
+    for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
             kind = type(module)
             module.__class__ = type(kind.__name__, (_Frozen, kind), {})
             module.eval()
-            frozen.append(name)
-    return frozen
 
 
 class _Frozen(nn.Module):

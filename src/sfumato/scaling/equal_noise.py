@@ -97,11 +97,7 @@ def advice(mechanism: Mechanism, delta: float) -> dict[str, Any]:
 
 
 def table(
-    mechanism: Mechanism,
-    delta: float,
-    accountant: Accountant = "pld",
-    price: Price | None = None,
-    learning_rate: float | None = None,
+    mechanism: Mechanism, delta: float, accountant: Accountant, price: Price, learning_rate: float | None
 ) -> list[dict[str, Any]]:
     """Runs of one total amount of noise: batch against noise at constant steps, and batch against
     steps at constant noise.
@@ -127,7 +123,7 @@ def table(
             "learning_rate": None if learning_rate is None else learning_rate * rate,
             "snr": gaussian.snr(run),
             "epsilon": finite(accountants.epsilon(run, delta, accountant).epsilon),
-            **(price or Price()).of(run),
+            **price.of(run),
         }
         for kind, run, rate in runs
     ]

@@ -35,9 +35,6 @@ _EXCLUDED = 0.05
 _UNEVEN = 3.0
 # sigma / B may differ by rounding of sigma to four digits.
 _SAME = 1e-3
-NOT_TOLD_APART = [
-    "the runs do not tell the two laws apart, so intervals reach over both: more seeds or other batch sizes narrow them"
-]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +150,7 @@ class Fit:
 
 
 def fit(points: Sequence[Point]) -> list[Fit]:
-    """Fits both laws, the one to use first.
+    """Fits both laws, the one to use first, which has the warnings of both together, too.
 
     Raises:
         InputError: If there are fewer than three batch sizes, or too few runs to tell their spread.
@@ -165,6 +162,11 @@ def fit(points: Sequence[Point]) -> list[Fit]:
     fits = sorted((Fit(law, points) for law in LAWS), key=lambda found: found.left_out_error)
     if all(found.plausibility is not None and found.plausibility < _IMPLAUSIBLE for found in fits):
         fits[0].warnings.append("the points support neither law: predictions may be far off")
+    if rivals(fits):
+        fits[0].warnings.append(
+            "the runs do not tell the two laws apart, so intervals reach over both: more seeds or other batch sizes "
+            "narrow them"
+        )
     return fits
 
 
@@ -213,8 +215,8 @@ def _as_table(points: Sequence[Point], sizes: list[int]) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-    """One finished run: its point, and the numbers that must be common to a study.
+class Run(Point):
+    """One finished run, and the numbers that must be common to a study.
 
     Attributes:
         noise_per_image: sigma / B.
@@ -223,7 +225,6 @@ class Run:
     """
 
     folder: Path
-    point: Point
     num_steps: int
     num_examples: int
     noise_per_image: float
@@ -265,9 +266,9 @@ def _read(folder: Path) -> Run:
     squares = [line.clipped_square for line in lines if line.clipped_square is not None]
     return Run(
         folder=folder,
-        point=Point(result.batch_size, recipe.run.seed, result.accuracy),
+        seed=recipe.run.seed,
         noise_per_image=result.noise_multiplier / result.batch_size,
-        **pick(result, "num_steps", "num_examples", "num_parameters"),
+        **pick(result, "batch_size", "accuracy", "num_steps", "num_examples", "num_parameters"),
         clipped_square=sum(squares) / len(squares) if squares else None,
     )
 
@@ -278,7 +279,7 @@ def scaling_law(runs: Sequence[Run], predict_batch_sizes: Sequence[int]) -> dict
     Raises:
         InputError: See `fit`.
     """
-    fits = fit([run.point for run in runs])
+    fits = fit(runs)
     used, other = fits
     shown = f"{100 * used.left_out_error:.2f}"  # two perfect fits differ by rounding alone, whatever their ratio is
     worse = f" ({other.left_out_error / used.left_out_error:.1f} times as far)" if float(shown) else ""
@@ -293,7 +294,7 @@ def scaling_law(runs: Sequence[Run], predict_batch_sizes: Sequence[int]) -> dict
         "rho_private": False,
         "predictions": [dataclasses.asdict(predict(fits, batch_size)) for batch_size in predict_batch_sizes],
         "num_runs": len(runs),
-        "warnings": [*used.warnings, *NOT_TOLD_APART[: len(rivals(fits))]],
+        "warnings": used.warnings,
     }
 
 
@@ -304,9 +305,9 @@ def _rho(runs: Sequence[Run]) -> dict[str, float]:
     v is the mean squared norm of clipped gradients in units of C, d the number of parameters.
     """
     squares: dict[int, list[float]] = {}
-    for run in sorted(runs, key=lambda run: run.point.batch_size):
+    for run in sorted(runs, key=lambda run: run.batch_size):
         if run.clipped_square is not None:
-            squares.setdefault(run.point.batch_size, []).append(run.clipped_square)
+            squares.setdefault(run.batch_size, []).append(run.clipped_square)
     noise, dimension = runs[0].noise_per_image ** 2, runs[0].num_parameters
     return {
         str(size): sum(squares[size]) / len(squares[size]) / (noise * size * dimension)

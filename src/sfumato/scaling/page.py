@@ -22,8 +22,8 @@ def render(runs: Sequence[Run], facts: dict[str, Any]) -> str:
     """
     x, panel = drawn(runs, facts)
     of_size: dict[int, list[float]] = {}
-    for run in sorted(runs, key=lambda run: run.point.batch_size):
-        of_size.setdefault(run.point.batch_size, []).append(run.point.accuracy)
+    for run in sorted(runs, key=lambda run: run.batch_size):
+        of_size.setdefault(run.batch_size, []).append(run.accuracy)
     means = {size: statistics.fmean(found) for size, found in of_size.items()}
     told = ", ".join(f"{formats.per_cent(mean)} at {formats.count(size)}" for size, mean in means.items())
     described = f"Mean accuracy by batch size: {told}."
@@ -53,8 +53,7 @@ def render(runs: Sequence[Run], facts: dict[str, Any]) -> str:
 
 def drawn(runs: Sequence[Run], facts: dict[str, Any]) -> tuple[Axis, Panel]:
     """Runs as dots, the law that is used with its interval, the other dashed, predictions in another colour."""
-    points = [run.point for run in runs]
-    fits, batches = fit(points), [point.batch_size for point in points]
+    batches, fits = [run.batch_size for run in runs], fit(runs)
     used, other = fits
     wanted = [(prediction["batch_size"], 100 * prediction["accuracy"]) for prediction in facts["predictions"]]
     sizes = [*batches, *(size for size, _ in wanted)]
@@ -66,7 +65,7 @@ def drawn(runs: Sequence[Run], facts: dict[str, Any]) -> tuple[Axis, Panel]:
     curves = [
         Curve(f"{used.law}, and 95 % of runs", grid, value, "first", band=(low, high)),
         Curve(f"{other.law} (not used)", grid, dashed, "muted", dashed=True, width=1.5),
-        Curve("runs", batches, [100 * point.accuracy for point in points], "second", markers=True, width=0),
+        Curve("runs", batches, [100 * run.accuracy for run in runs], "second", markers=True, width=0),
     ]
     if wanted:
         at, reached = zip(*wanted, strict=True)

@@ -2,7 +2,7 @@
 3.4).
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -18,8 +18,8 @@ from sfumato.run_folder.record import Result
 from sfumato.training.logs import Progress, watching
 from sfumato.training.trainer import Trainer
 
-# From a recipe to its result, as `sfumato.train` gives it.
-Train = Callable[[ResolvedRecipe], Result]
+_WITH_VIEWS = ("accuracy_augtest_vote", "accuracy_augtest_mean")
+_AVERAGED = ("accuracy", "accuracy_last", "test_accuracy", "test_accuracy_last", *_WITH_VIEWS)
 
 
 def simulated(recipe: ResolvedRecipe, batch_size: int, seed: int) -> ResolvedRecipe:
@@ -97,16 +97,17 @@ def simulate(
     with watching(progress) as watched:
         root = None if data_root is None else Path(data_root)
         dataset = loading.load(parsed.data, root, watched.message, parsed.privacy)
-    trainer = Trainer(dataset, device=device, trust=trust)
-
-    def train(simulation: ResolvedRecipe) -> Result:
+    trainer, resolved = Trainer(dataset, device=device, trust=trust), resolve(parsed, dataset.facts).recipe
+    runs = []
+    for simulation in simulations(resolved, batch_size, seeds):
         folder = Path(output) / f"seed-{simulation.run.seed}"
         with watching(progress) as watched:
-            result = trainer.run(simulation, folder, resume=folder.exists(), progress=watched)
+            runs.append(trainer.run(simulation, folder, resume=folder.exists(), progress=watched))
         write_report(folder)
-        return result
-
-    return simulate_by(resolve(parsed, dataset.facts).recipe, batch_size, seeds, train)
+    averaged = [key for key in _AVERAGED if getattr(runs[0], key) is not None]
+    mean = {key: sum(getattr(run, key) for run in runs) / len(runs) for key in averaged}
+    fraction = batch_size / resolved.training.batch_size
+    return Simulation(**{**dict(runs[0]), **mean}, seeds=list(seeds), runs=runs, compute_fraction=fraction)
 
 
 def simulations(recipe: ResolvedRecipe, batch_size: int, seeds: Sequence[int]) -> list[ResolvedRecipe]:
@@ -114,19 +115,6 @@ def simulations(recipe: ResolvedRecipe, batch_size: int, seeds: Sequence[int]) -
     if not seeds or len(set(seeds)) != len(seeds):
         raise InputError("--seeds must name each seed once: equal seeds give equal runs.")
     return [simulated(recipe, batch_size, seed) for seed in seeds]
-
-
-def simulate_by(recipe: ResolvedRecipe, batch_size: int, seeds: Sequence[int], train: Train) -> Simulation:
-    """One simulation for each seed, trained by ``train``."""
-    runs = [train(simulation) for simulation in simulations(recipe, batch_size, seeds)]
-    averaged = [key for key in _AVERAGED if getattr(runs[0], key) is not None]
-    mean = {key: sum(getattr(run, key) for run in runs) / len(runs) for key in averaged}
-    fraction = batch_size / recipe.training.batch_size
-    return Simulation(**{**dict(runs[0]), **mean}, seeds=list(seeds), runs=runs, compute_fraction=fraction)
-
-
-_WITH_VIEWS = ("accuracy_augtest_vote", "accuracy_augtest_mean")
-_AVERAGED = ("accuracy", "accuracy_last", "test_accuracy", "test_accuracy_last", *_WITH_VIEWS)
 
 
 def try_network(recipe: ResolvedRecipe, facts: Facts, trust: Collection[str]) -> None:

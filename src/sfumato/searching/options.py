@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.accounting.formats import note
-from sfumato.config import DataConfig, Recipe, ResolvedRecipe, parse
+from sfumato.config import DataConfig, Recipe, parse
 from sfumato.data import loading
 from sfumato.data.examples import Dataset
 from sfumato.errors import InputError
@@ -78,11 +78,11 @@ class SearchOptions:
         parsed.model.refuse_missing_weights()
         return parsed
 
-    def space_for(self, recipe: ResolvedRecipe) -> Space:
-        """What may be changed."""
+    def space_for(self, steps: int | None) -> Space:
+        """What may be changed; by default other numbers of steps, too, where those of the recipe are given."""
         if isinstance(self.space, Space):
             return self.space
-        return paper_space(recipe) if self.space is None else read_space(Path(self.space))
+        return paper_space(steps) if self.space is None else read_space(Path(self.space))
 
     def looked_at(self, recipe: Recipe) -> DataConfig:
         """The images of simulations: the validation split is held out, so that a final accuracy on test

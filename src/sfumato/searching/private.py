@@ -6,7 +6,6 @@ folder `owner`, under random names, and are deleted when the search ends.
 """
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import math
@@ -35,7 +34,6 @@ from sfumato.run_folder import budget as budgets
 from sfumato.run_folder import launch
 from sfumato.run_folder.certificate import OTHER_RUNS, OUTSIDE
 from sfumato.run_folder.files import lock, read_json, refuse_links, write_atomically, write_json
-from sfumato.run_folder.ledger import RunLine
 from sfumato.run_folder.record import RESULT_FILE, BudgetClaim, Result, read
 from sfumato.scaling.simulate import try_network
 from sfumato.searching.options import SearchOptions
@@ -74,10 +72,7 @@ def private_search(options: SearchOptions) -> PrivateSearchResult:
             "--score-noise S above 0 (in images; a hundredth of the split costs little). Give one of them."
         )
     parsed, report, trust = options.parsed(), options.report, options.trust
-    plan = resolve(parsed, loading.facts(parsed.data, options.root, report))
-    space = options.space_for(plan.recipe)
-    if options.space is None:  # other numbers of steps would be other budgets
-        space = Space({name: group for name, group in space.groups.items() if STEPS not in group})
+    space = options.space_for(None)  # other numbers of steps would be other budgets
     shape = parsed.privacy.selection_shape if parsed.privacy else 0.0
     every = paid_recipe(parsed, space, Selection(float(options.trials), shape, noise))
     report(f"about {options.trials:g} private runs are expected; how many is secret: no more is said until the end")
@@ -96,9 +91,8 @@ def private_search(options: SearchOptions) -> PrivateSearchResult:
         return judged_right(trained.objective.decision_logits(predict(trained.model, judges)), judges)
 
     images = randomness.digest([dataset_digest(each) for each in (dataset, scoring)])
-    reserved = None if options.budget is None else Reserved.of(plan, options.budget)
     with stop_on_sigterm():
-        result = paid_search(plan.recipe, space, Path(options.output), images, trainer.run, score, reserved)
+        result = paid_search(plan, space, Path(options.output), images, trainer.run, score, options.budget)
     assert result.epsilon is not None and result.delta is not None, "every trial is private"
     return PrivateSearchResult(
         best=Selected(run=result.run, accuracy=min(max((result.score or 0.0) / len(judges), 0.0), 1.0)),
@@ -150,29 +144,14 @@ def paid_recipe(recipe: Recipe, space: Space, selection: Selection) -> Recipe:
     return config.parse(values)
 
 
-@dataclasses.dataclass(frozen=True)
-class Reserved:
-    """What a search reserves in a budget: the plan that its trials have in common, and what all of them spend."""
-
-    budget: Path
-    line: RunLine
-    epsilon: float
-
-    @classmethod
-    def of(cls, plan: Plan, budget: Path) -> "Reserved":
-        line = launch.run_line(plan).model_copy(update={"budget": budgets.read(budget).stated.budget_id})
-        spent = epsilon(plan.mechanism, plan.delta, selection=plan.selection)
-        return cls(budget, line.model_copy(update={"recipe_sha256": None}), spent.epsilon)
-
-
 def paid_search(
-    recipe: ResolvedRecipe,
+    plan: Plan,
     space: Space,
     folder: Path,
     images: str,
     train: Train,
     score: Score,
-    reserved: Reserved | None = None,
+    budget: Path | None = None,
 ) -> Result:
     """Draws how many trials there are, makes them, and keeps the best alone; called again, it goes
     on.
@@ -185,11 +164,12 @@ def paid_search(
     that it selected.
 
     Args:
-        recipe: Resolved from `paid_recipe`'s: what every trial has in common.
+        plan: Of `paid_recipe`'s: what every trial has in common.
         space: What settings are drawn from, evenly.
         folder: Of the search: new, empty or its own.
         images: Digest of all that trials see, those that score among them.
-        reserved: In a budget, before the first trial; a search that was begun keeps its reservation.
+        budget: The file in which what all trials spend is reserved before the first; a search that was begun keeps its
+            reservation.
 
     Returns:
         The selected run's result, and its ``score``, noise included.
@@ -199,19 +179,21 @@ def paid_search(
             another process makes it.
     """
     where = {"data": {"path"}}  # the images are known by their digest, and their place is nobody's business
-    named = {"recipe": recipe.model_dump(mode="json", exclude=where), "space": space.as_json()}
-    identity = randomness.digest(named if reserved is None else {**named, "budget": reserved.line.budget})
+    named: dict[str, Any] = {"recipe": plan.recipe.model_dump(mode="json", exclude=where), "space": space.as_json()}
     owner, selected = folder / OWNER, folder / SELECTED
-    if reserved is not None and not (folder / FACTS).exists():  # before anything is written
-        budgets.read(reserved.budget).require([reserved.line], reserved.epsilon)
-    with _claimed(folder, identity):
+    if budget is not None:
+        named["budget"] = budgets.read(budget).stated.budget_id
+        line = launch.run_line(plan).model_copy(update={"budget": named["budget"], "recipe_sha256": None})
+        spent = epsilon(plan.mechanism, plan.delta, selection=plan.selection).epsilon
+        if not (folder / FACTS).exists():  # before anything is written
+            budgets.read(budget).require([line], spent)
+    with _claimed(folder, randomness.digest(named)):
         if not selected.exists():
-            run_id, planned = _drawn(recipe, space, owner, images)
+            run_id, planned = _drawn(plan.recipe, space, owner, images)
             claim = None
-            if reserved is not None:
-                line = reserved.line.model_copy(update={"run_id": run_id})
-                claim = budgets.reserve(reserved.budget, line, reserved.epsilon)
-            best, points = _best(recipe, planned, owner, train, score)
+            if budget is not None:
+                claim = budgets.reserve(budget, line.model_copy(update={"run_id": run_id}), spent)
+            best, points = _best(plan.recipe, planned, owner, train, score)
             publish(best, owner / SELECTED, selected, points, claim)
         shutil.rmtree(owner, ignore_errors=True)
         return read(selected / RESULT_FILE, Result).model_copy(update={"run": str(selected)})
@@ -361,7 +343,7 @@ def refuse_untrainable_choices(recipe: ResolvedRecipe, space: Space, facts: Fact
     Keys of one section are tried together, a range at its ends.
 
     Args:
-        recipe: As for `paid_search`.
+        recipe: Of the plan that `paid_search` takes.
         space: What settings are drawn from.
         facts: The public numbers of the images.
         trust: Modules that may be imported for a model, each by its full name.

@@ -72,12 +72,14 @@ class Agenda:
     """Slots to be finished, and what the finished ones have shown.
 
     Attributes:
+        finished: By the names of slots, whichever have.
         slots: All so far, in order.
         stages: Those that are decided: groups of the greedy order, or the whole of a sampler's trials.
         settings: The best so far.
         complete: Whether `slots` can grow no more.
     """
 
+    finished: Mapping[str, Outcome]
     slots: list[Slot]
     stages: list[Stage]
     settings: Settings
@@ -128,7 +130,7 @@ class Search:
                 tried = [self._slot("candidate", f"sample/{i}", None) for i in range(1, share + 1)]
             slots += tried
             if any(slot.name not in finished for slot in slots):
-                return Agenda(slots, stages, settings, False)
+                return Agenda(finished, slots, stages, settings, False)
             outcomes = [finished[slot.name] for slot in tried]
             found = gain(accuracies_of(finished[best.name]), [outcome.accuracies for outcome in outcomes])
             if found.counts and found.best is not None:
@@ -141,7 +143,7 @@ class Search:
             told: dict[str, Any] = {**dict(found), "name": name, "settings": settings, "accuracies": reached}
             stages.append(Stage(**told, tried=compared, untried=left))
         law = self.law_slots(settings)
-        return Agenda([*slots, *law], stages, settings, all(slot.name in finished for slot in law))
+        return Agenda(finished, [*slots, *law], stages, settings, all(slot.name in finished for slot in law))
 
     def law_slots(self, settings: Settings) -> list[Slot]:
         """Four batch sizes of the best settings, from which the accuracy at the reference is
@@ -170,8 +172,8 @@ def plan_search(recipe: ResolvedRecipe, options: SearchOptions, num_examples: in
     Raises:
         InputError: Naming what and why.
     """
-    sampler, seeds, space, privacy = options.sampler, tuple(options.seeds), options.space_for(recipe), recipe.budget
-    whole = recipe.training.batch_size
+    sampler, seeds, privacy = options.sampler, tuple(options.seeds), recipe.budget
+    space, whole = options.space_for(recipe.training.num_steps), recipe.training.batch_size
     batch_size = min(whole, max(16, whole // 64)) if options.batch_size is None else options.batch_size
     simulations(recipe, batch_size, seeds)  # refuses what cannot be simulated
     ranges = [key for key, choices in space.choices.items() if not isinstance(choices, list)]

@@ -20,14 +20,14 @@ from sfumato.planning.resolve import resolve
 from sfumato.planning.solve import budget_of, solve
 from sfumato.run_folder.files import refuse_among_images, refuse_links, write_atomically, write_json
 from sfumato.run_folder.record import Result
-from sfumato.scaling.law import NOT_TOLD_APART, Fit, Point, Prediction, fit, predict, rivals
+from sfumato.scaling.law import Fit, Point, Prediction, fit, predict
 from sfumato.scaling.simulate import simulations
 from sfumato.searching.options import SearchOptions
 from sfumato.searching.page import render
 from sfumato.searching.result import Best, Cost, Predicted, SearchResult
 from sfumato.searching.schedule import Agenda, Outcome, Search, Slot, accuracies_of, plan_search
 from sfumato.searching.space import Settings, apply, possible, trial_of, views_of
-from sfumato.searching.study import Watch, finished, open_study, parse_url, url_in, work
+from sfumato.searching.study import Watch, open_study, parse_url, url_in, work
 from sfumato.training.logs import Progress, StepFacts
 from sfumato.training.process import stop_on_sigterm
 from sfumato.training.trainer import Trainer
@@ -95,12 +95,9 @@ def search_by(options: SearchOptions) -> SearchResult:
 
     with stop_on_sigterm(), open_study(wanted, url, options.name) as study:
         agenda = work(wanted, study, evaluate, report)
-        outcomes = finished(study)
     shutil.rmtree(weights, ignore_errors=True)  # what killed workers left, too
     path = None if options.worker else folder / "recipe.toml"
-    recipe, epsilon = final_recipe(wanted, agenda.settings)
-    where = None if path is None else str(path)
-    found = summary(wanted, agenda, outcomes, recipe, epsilon, storage=repr(url), path=where)
+    found, recipe = summary(wanted, agenda, repr(url), None if path is None else str(path))
     if path is not None:
         write_atomically(path, as_toml(wanted, recipe, found, options.name).encode())
         write_json(folder / "search.json", found.as_json())
@@ -131,7 +128,7 @@ def final_recipe(search: Search, settings: Settings) -> tuple[ResolvedRecipe, fl
     return parse_resolved(values), spent
 
 
-def predicted(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> tuple[list[Fit], Prediction]:
+def predicted(search: Search, agenda: Agenda) -> tuple[list[Fit], Prediction]:
     """The accuracy of the final run on the validation split, extrapolated from some batch sizes of
     the best settings.
     """
@@ -139,13 +136,13 @@ def predicted(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -
         [
             Point(slot.batch_size, seed, accuracy)
             for slot in search.law_slots(agenda.settings)
-            for seed, accuracy in zip(slot.seeds, accuracies_of(finished[slot.name]), strict=True)
+            for seed, accuracy in zip(slot.seeds, accuracies_of(agenda.finished[slot.name]), strict=True)
         ]
     )
     return fits, predict(fits, apply(search.recipe, agenda.settings).training.batch_size)
 
 
-def cost(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> Cost:
+def cost(search: Search, agenda: Agenda) -> Cost:
     """Views differentiated by the simulations, and as a fraction of one run of the recipe that was
     searched.
 
@@ -154,38 +151,28 @@ def cost(search: Search, agenda: Agenda, finished: Mapping[str, Outcome]) -> Cos
     """
     views = 0
     for slot in agenda.slots:
-        recipe = possible(search.recipe, finished[slot.name].settings, search.num_examples)
+        recipe = possible(search.recipe, agenda.finished[slot.name].settings, search.num_examples)
         views += 0 if recipe is None else views_of(recipe, slot.batch_size, len(slot.seeds))
     best = apply(search.recipe, agenda.settings)
     fraction = views / views_of(search.recipe, search.recipe.training.batch_size)
     return Cost(search_views=views, search_fraction=fraction, final_views=views_of(best, best.training.batch_size))
 
 
-def summary(
-    search: Search,
-    agenda: Agenda,
-    finished: Mapping[str, Outcome],
-    recipe: ResolvedRecipe,
-    epsilon: float,
-    *,
-    storage: str,
-    path: str | None,
-) -> SearchResult:
-    """What was found.
+def summary(search: Search, agenda: Agenda, storage: str, path: str | None) -> tuple[SearchResult, ResolvedRecipe]:
+    """What was found, and the final recipe.
 
     Args:
-        recipe: The final one (`final_recipe`).
-        epsilon: That it will spend.
         storage: Where the trials are, as it may be shown.
         path: Where the final recipe will stand; None: nowhere.
     """
-    laws, prediction = predicted(search, agenda, finished)
-    found = [finished[slot.name] for slot in agenda.slots if slot.kind != "law"]
+    recipe, epsilon = final_recipe(search, agenda.settings)
+    laws, prediction = predicted(search, agenda)
+    found = [agenda.finished[slot.name] for slot in agenda.slots if slot.kind != "law"]
     made = [each for each in found if each.accuracies is not None]
     best = accuracies_of(next(each for each in made if each.settings == agenda.settings))
-    last = finished[search.law_slots(agenda.settings)[-1].name]  # the largest batch; no part of the prediction
+    last = agenda.finished[search.law_slots(agenda.settings)[-1].name]  # the largest batch; no part of the prediction
     views = last.augtest
-    return SearchResult(
+    told = SearchResult(
         best=Best(settings=dict(agenda.settings), accuracy=sum(best) / len(best)),
         stages=agenda.stages,
         trials=len(found),
@@ -196,12 +183,13 @@ def summary(
         predicted_accuracy=Predicted(value=prediction.accuracy, **pick(prediction, "low", "high")),
         augtest_gain=None if views is None else (sum(views) - sum(accuracies_of(last))) / len(views),
         law=laws[0].law,
-        cost=cost(search, agenda, finished),
-        warnings=[*laws[0].warnings, *NOT_TOLD_APART[: len(rivals(laws))]],
+        cost=cost(search, agenda),
+        warnings=laws[0].warnings,
         storage=storage,
         search_data=search.data or "private",
         recipe=path,
     )
+    return told, recipe
 
 
 def as_toml(search: Search, recipe: ResolvedRecipe, found: SearchResult, name: str) -> str:

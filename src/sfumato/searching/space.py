@@ -75,11 +75,10 @@ class Space:
         return dict(dataclasses.asdict(self)["groups"])
 
 
-def paper_space(recipe: ResolvedRecipe) -> Space:
+def paper_space(steps: int | None) -> Space:
     """The grid of Sander et al. 2022, Section 4.2, in the order of Table 2, then steps against
-    batch size as in Table 3: an eighth, a quarter, as many, four times as many.
+    batch size as in Table 3: an eighth, a quarter, as many, four times as many; None: no others.
     """
-    steps = recipe.training.num_steps
     groups: dict[str, Choices] = {
         "learning rate": {
             "optimizer.learning_rate": [1.0, 2.0, 4.0, 8.0, 12.0, 16.0],
@@ -88,8 +87,9 @@ def paper_space(recipe: ResolvedRecipe) -> Space:
         },
         "averaging": {"ema.decay": [0.9, 0.99, 0.999, 0.9999, 0.99999]},
         "augmentation": {"augmentation.kind": ["rrc", "tan", "simclr"], "augmentation.augmult": [1, 2, 4, 8, 16]},
-        "steps": {STEPS: [max(1, steps // 8), max(1, steps // 4), steps, 4 * steps]},
     }
+    if steps is not None:
+        groups["steps"] = {STEPS: [max(1, steps // 8), max(1, steps // 4), steps, 4 * steps]}
     return Space(groups)
 
 
