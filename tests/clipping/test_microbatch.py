@@ -6,8 +6,10 @@ import weakref
 import pytest
 import torch
 
+from sfumato.clipping import clipped_grad
 from sfumato.clipping.microbatch import count_saved, default_microbatch_size, find_microbatch_size, fits_batch
 from sfumato.errors import MachineError
+from tests.clipping.problems import cross_entropy
 
 
 @pytest.mark.parametrize("views", [1, 4, 16])
@@ -63,17 +65,13 @@ class Machine:
         return max(size, self.saturated) / 1000 if size < self.saturated else size / 1000
 
 
-@pytest.mark.parametrize(("holds", "expected"), [(1000, 128), (128, 128), (100, 64), (1, 1)])
-def test_a_size_that_does_not_fit_is_halved(holds, expected):
-    assert find_microbatch_size(Machine(holds), 128, grows=False) == expected
-
-
 @pytest.mark.parametrize(
-    ("holds", "saturated", "expected"), [(1000, 1 << 30, 512), (10**6, 1 << 30, 4096), (10**6, 256, 256), (100, 16, 64)]
+    ("holds", "saturated", "expected"),
+    [(1000, 1 << 30, 512), (10**6, 1 << 30, 4096), (10**6, 256, 256), (100, 16, 64), (128, 1 << 30, 128), (1, 1, 1)],
 )
 def test_it_grows_while_it_fits_and_gains(holds, saturated, expected):
     machine = Machine(holds, saturated)
-    assert find_microbatch_size(machine, 128, grows=True) == expected
+    assert find_microbatch_size(machine, 128) == expected
     assert len(machine.tried) == len(set(machine.tried))
 
 
@@ -81,18 +79,18 @@ def test_it_grows_while_it_fits_and_gains(holds, saturated, expected):
 def test_it_grows_no_further_than_the_last_microbatch_s_waste_allows(batch_size, expected):
     """A microbatch is faster by 8 % for each doubling up to 1,024."""
     faster = lambda size: size * 0.92 ** min(10, math.log2(size))  # noqa: E731
-    found = find_microbatch_size(faster, 64, True, 4096, batch_size)
+    found = find_microbatch_size(faster, 64, 4096, batch_size)
     costs = {size: faster(size) * (batch_size / size + 0.5) for size in (64, 128, 256, 512, 1024, 2048, 4096)}
     assert found == expected and costs[found] < 1.05 * min(costs.values())
 
 
 def test_it_grows_no_further_than_the_batch_has_use_for():
-    assert find_microbatch_size(Machine(10**6), 64, True, 256) == 256
+    assert find_microbatch_size(Machine(10**6), 64, 256) == 256
 
 
 def test_a_model_too_large_for_one_example_is_the_machine_s_fault():
     with pytest.raises(MachineError, match="one example"):
-        find_microbatch_size(Machine(0), 128, grows=True)
+        find_microbatch_size(Machine(0), 128)
 
 
 def test_any_other_error_is_shown():
@@ -100,4 +98,24 @@ def test_any_other_error_is_shown():
         raise RuntimeError("another")
 
     with pytest.raises(RuntimeError, match="another"):
-        find_microbatch_size(broken, 128, grows=False)
+        find_microbatch_size(broken, 128)
+
+
+@pytest.mark.parametrize("engine", ["graph", "func"])
+def test_memory_holds_the_sum_so_far_and_one_microbatch_s(engine, monkeypatch):
+    model, held = torch.nn.Linear(3, 2), []
+    grad_fn = clipped_grad(model, cross_entropy, clipping_norm=1.0, engine=engine, microbatch_size=1, workers=1)
+    grad_fn.prepare(torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64))
+    kind = type(grad_fn._prepared.engine)
+    whole, sums = kind.clipped_sum, []
+
+    def clipped_sum(self, *arguments):
+        held.append(sum(one() is not None for one in sums))
+        out = whole(self, *arguments)
+        sums.extend(weakref.ref(total) for total in out.grad_sum.values())
+        return out
+
+    monkeypatch.setattr(kind, "clipped_sum", clipped_sum)
+    grad_fn(torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 0]))
+    # The last of a microbatch's tensors waits for the next one's.
+    assert held == [0, 2, 3, 3, 3]

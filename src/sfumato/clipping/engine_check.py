@@ -59,7 +59,7 @@ class Expected:
     """What plain autograd on single made-up images gives.
 
     Attributes:
-        seed: Of images and parameters; the latter stay as they are where it is not `shifted`.
+        seed: Of images and parameters.
         dtype: Of parameters and images: float64, or None: their own.
         exact: Whether all was computed in float64.
         batch: The examples.
@@ -69,7 +69,6 @@ class Expected:
     """
 
     seed: int
-    shifted: bool
     dtype: torch.dtype | None
     exact: bool
     batch: Batch
@@ -128,7 +127,7 @@ class EngineCheck:
         self.model, self.loss_fn, self.row, self.targets, self.all_views = model, loss_fn, row, targets, views
         self.views = min(views, 2)
 
-    def expect(self, seed: int = 1, *, shifted: bool = True, double: bool = True) -> Expected:
+    def expect(self, seed: int = 1, *, double: bool = True) -> Expected:
         """What gradients are, in float64 where the model runs there and that is not forbidden.
 
         Raises:
@@ -140,7 +139,7 @@ class EngineCheck:
         for only_pixels in (False, True):  # a model may have constants of another type, or ask for pixels
             for dtype in (torch.float64, None) if double else (None,):
                 try:
-                    found = self._expect(seed, shifted, dtype, only_pixels)
+                    found = self._expect(seed, dtype, only_pixels)
                 except InputError:
                     raise
                 except Exception as error:
@@ -153,7 +152,7 @@ class EngineCheck:
         where = f"the model or its loss fails on made-up images of shape {tuple(self.row.shape)}"
         raise InputError(f"{where}: {failure.rstrip('.')}. {ANY_NUMBER} So must loss_fn take one row.")
 
-    def _expect(self, seed: int, shifted: bool, dtype: torch.dtype | None, only_pixels: bool) -> Expected:
+    def _expect(self, seed: int, dtype: torch.dtype | None, only_pixels: bool) -> Expected:
         row = self.row.to(dtype or self.row.dtype) if self.row.is_floating_point() else self.row
         images = made_up_images(_EXAMPLES, self.views, row, seed, only_pixels=only_pixels)
         seeds = draw_seeds(b"made up", torch.arange(_EXAMPLES, device=row.device), self.views)
@@ -162,7 +161,7 @@ class EngineCheck:
                 before = _state(self.model)
                 self.model(images[0, :1].to(self.row.dtype))  # tables that its code keeps get the type they will have
                 self._refuse_changes(before)
-            with temporary_values(self.model, dtype, seed if shifted else None):
+            with temporary_values(self.model, dtype, seed):
                 before = _state(self.model)
                 with KeyedDraws(seeds[:1, :1]), count_saved() as saved:
                     outputs = self.model(images[0, :1])
@@ -198,21 +197,21 @@ class EngineCheck:
         weights = images.new_full((_EXAMPLES, self.views), 1 / self.views, dtype=dtype or torch.float32)
         is_real = torch.ones(_EXAMPLES, dtype=torch.bool, device=row.device)
         batch = Batch(images, targets, weights, is_real, seeds if draw_dims else None, draw_dims)
-        return Expected(seed, shifted, dtype, exact, batch, grads, norms, losses, saved[0])
+        return Expected(seed, dtype, exact, batch, grads, norms, losses, saved[0])
 
     def refuse(self, engine: Engine, expected: Expected) -> None:
         """Raises InputError where an engine gives other sums, norms or losses than single images do."""
         for number in range(1 if expected.exact else _TRIES):
             if number:
                 is_double = expected.dtype is not None
-                expected = self.expect(expected.seed + 1, shifted=expected.shifted, double=is_double)
+                expected = self.expect(expected.seed + 1, double=is_double)
             try:
                 error = self._largest_error(engine, expected)
             except RuntimeError as failure:
                 if expected.dtype is None or is_out_of_memory(failure):
                     raise
                 # Types that are written into a graph met others.
-                return self.refuse(engine, self.expect(expected.seed, shifted=expected.shifted, double=False))
+                return self.refuse(engine, self.expect(expected.seed, double=False))
             if error <= _EXACT[expected.exact]:
                 return None
         raise InputError(
@@ -228,7 +227,7 @@ class EngineCheck:
         """
         for number in range(_TRIES):
             if number:
-                expected = self.expect(expected.seed + 1, shifted=expected.shifted)
+                expected = self.expect(expected.seed + 1)
             batch = expected.microbatch(size, self.all_views, self.row)
             usable, one = expected.usable, torch.zeros_like(batch.is_real)
             one[0] = True
@@ -280,8 +279,8 @@ class EngineCheck:
     @contextmanager
     def _values(self, expected: Expected, in_run: bool = False) -> Iterator[None]:
         """The model at the parameters that something is expected at; in its own precision where `in_run`."""
-        dtype, seed = None if in_run else expected.dtype, expected.seed if expected.shifted else None
-        with random_state_kept(self.row), temporary_values(self.model, dtype, seed), torch.no_grad():
+        dtype = None if in_run else expected.dtype
+        with random_state_kept(self.row), temporary_values(self.model, dtype, expected.seed), torch.no_grad():
             yield
 
     def _largest_error(self, engine: Engine, expected: Expected) -> float:

@@ -251,18 +251,6 @@ class GradFn:
             self._settle(self._batch(inputs, targets), self._prepared.batch_size if self._prepared else None)
         return self._sum(lambda places: load(indices[places]), torch.arange(len(indices)), key, indices)
 
-    def verify(self, seed: int) -> None:
-        """Checks the engine once more, at the parameters as they are now.
-
-        Args:
-            seed: What the made-up images are drawn from; another one finds other things.
-
-        Raises:
-            InputError: If the model or its loss has changed what it computes.
-        """
-        if self._prepared is not None:
-            self._prepared.verify(seed)
-
     def _settle(self, batch: Batch, batch_size: int | None) -> Prepared:
         self._prepared = None  # if this fails, the next call begins anew
         self._prepared = Prepared(self._model, self._loss_fn, self._speed, self._clip, batch, batch_size)
@@ -348,7 +336,9 @@ class GradFn:
                 waiting.append(latest)
                 if len(waiting) <= behind or (one := waiting.pop(0)) is None:
                     continue
-                for name, part in (one.out.grad_sum if engine.leaves_out else one.of_finite(clipped)).items():
+                summed = one.out.grad_sum if engine.leaves_out else one.of_finite(clipped)
+                for name in [*summed]:
+                    part = summed.pop(name)  # the others' memory is for what workers compute meanwhile
                     total[name] = total[name].add_(part) if name in total else part
                 count = len(parts[len(norms)])  # the others fill up
                 norms.append(one.out.grad_norms[:count])

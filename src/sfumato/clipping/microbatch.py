@@ -67,7 +67,7 @@ def count_saved() -> Iterator[list[int]]:
 
 
 def find_microbatch_size(
-    attempt: Callable[[int], float], start: int, grows: bool, most: int = _MOST, batch_size: int | None = None
+    attempt: Callable[[int], float], start: int, most: int = _MOST, batch_size: int | None = None
 ) -> int:
     """The size to use, found by trying: halved until it fits, then doubled while that is faster.
     The last microbatch of a batch is computed whole, which on average is half of one for nothing.
@@ -75,7 +75,6 @@ def find_microbatch_size(
     Args:
         attempt: Computes a microbatch of that size; returns the seconds it took.
         start: Tried first.
-        grows: Whether larger sizes are tried.
         most: The largest that is.
         batch_size: Of a batch, expected; None: not known.
 
@@ -100,7 +99,7 @@ def find_microbatch_size(
         if size == 1:
             raise MachineError("memory does not hold one example. Take a smaller model, images or augmult.")
         most = size = size // 2
-    while grows and 2 * size <= most:
+    while 2 * size <= most:
         doubled = tried(2 * size)
         if doubled is None or number(size) * seconds < _GAIN * number(2 * size) * doubled:
             break

@@ -101,15 +101,6 @@ class Prepared:
         """Whether it was settled for views and targets of such shapes and types."""
         return self._kinds == _kinds(batch)
 
-    def verify(self, seed: int) -> None:
-        """Holds the engine to single images once more, at the parameters as they are now.
-
-        Raises:
-            InputError: If it gives something else.
-        """
-        with convolutions("float32"):
-            self._check.refuse(self.engine, self._check.expect(seed, shifted=False))
-
     @property
     def has_one_size(self) -> bool:
         """Whether all microbatches are of one size, filled up: kernels are planned, or compiled, for it."""
@@ -181,7 +172,7 @@ class Prepared:
                 if grows:
                     most = fits_batch(self.batch_size)
                     start = min(most, FIRST_ON_GPU)
-                    self.microbatch_size = find_microbatch_size(attempt, start, True, most, self.batch_size)
+                    self.microbatch_size = find_microbatch_size(attempt, start, most, self.batch_size)
                 engine.choose_methods(expected.microbatch(self.microbatch_size, self._num_views, self._row))
 
         with random_state_kept(self._row), temporary_values(self._model, None, expected.seed):
