@@ -25,7 +25,7 @@ from sfumato.exporting.onnx_model import FACTS
 from sfumato.exporting.verify import check
 from sfumato.planning.claims import claims_of
 from sfumato.run_folder.files import write_with_metadata
-from sfumato.run_folder.verification import read_model_file
+from sfumato.run_folder.verification import read_model_file, verify_run
 from tests.cli.test_cli import call, json_of, refused
 
 CERTIFICATE = "privacy.json"
@@ -346,6 +346,7 @@ def test_a_claim_that_an_attack_refuted_is_not_handed_on_and_is_found(run, recei
     for folder in (own, received):
         told = json.loads((folder / CERTIFICATE).read_text())
         (folder / CERTIFICATE).write_text(json.dumps(told | {"audit": attack}))
+    assert verify_run(own)[0].audit.violated  # the run itself is told again, and can be attacked again
     with pytest.raises(InputError, match="an attack that refutes"):
         sfumato.export(own, tmp_path / "made")
     assert any("refutes" in line for line in check(received).findings)

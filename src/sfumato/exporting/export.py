@@ -18,7 +18,7 @@ from sfumato.run_folder import record
 from sfumato.run_folder.files import SUMS_FILE, machine_faults, refuse_links, refuse_name
 from sfumato.run_folder.ledger import LEDGER_FILE
 from sfumato.run_folder.tested import EVALUATION_FILE
-from sfumato.run_folder.verification import verify_run
+from sfumato.run_folder.verification import refuted, verify_run
 
 PREDICT = Path(__file__).with_name("predict.py")
 OF_THE_RUN = (
@@ -74,6 +74,8 @@ def export(run: str | Path, output: str | Path, *, about: About | None = None, t
     trained = load(run, trust)
     refuse_links(run)
     certificate, result = verify_run(run)
+    for finding in refuted(run, certificate):
+        raise InputError(f"{finding}.")
     with machine_faults(output):
         output.parent.mkdir(parents=True, exist_ok=True)
     with machine_faults(output), tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as made:

@@ -25,7 +25,7 @@ from sfumato.json_record import Record
 from sfumato.models import registry
 from sfumato.run_folder.files import SUMS_FILE, refuse_loop
 from sfumato.run_folder.record import Certificate
-from sfumato.run_folder.verification import compare_run
+from sfumato.run_folder.verification import compare_run, refuted
 
 NOT_PROVED = [
     "that the training happened as its files say: whoever writes all of them anew is not found",
@@ -104,7 +104,7 @@ def check(path: Path, trust: Collection[str] = ()) -> Verified:
             not_checked.append(f"digests of files: there is no {SUMS_FILE}, as in a run folder")
         try:
             certificate, _, wrong = compare_run(folder)
-            findings += wrong
+            findings += wrong + refuted(folder, certificate)
             checked.append(f"certificate, result, ledger, recipe and weights against each other; {_told(certificate)}")
             findings += _model(folder, certificate, trust, checked, not_checked)
         except InputError as error:

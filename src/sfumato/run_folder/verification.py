@@ -86,11 +86,17 @@ def compare_run(folder: Path) -> tuple[Certificate, Result, list[str]]:
     ]
     metrics = record.read_lines(folder / record.METRICS_FILE, Metrics)
     wrong += _too_low(folder / record.METRICS_FILE, metrics, plan) if whole.holds and plan.selection is None else []
-    if stated.audit is not None and stated.audit.violated:
-        wrong.append(f"{path} tells of an attack that refutes what it claims: find out why before you hand it on")
     if (folder / EVALUATION_FILE).exists():
         record.read(folder / EVALUATION_FILE, Tested)
     return stated, result, wrong
+
+
+def refuted(folder: Path, stated: Certificate) -> list[str]:
+    """Whether an audit of the run refuted its claim: one line, or none."""
+    if stated.audit is None or not stated.audit.violated:
+        return []
+    path = folder / record.CERTIFICATE_FILE
+    return [f"{path} tells of an attack that refutes what it claims: find out why before you hand it on"]
 
 
 def _too_low(path: Path, metrics: list[Metrics], plan: Plan) -> list[str]:
