@@ -132,7 +132,6 @@ class Work:
             row_loss,
             clipping_norm=CLIPPING_NORM,
             augmult=self.augmult,
-            microbatch_size=len(self.inputs),
             engine=engine,
             precision=self.mode.dtype,
             compile=self.mode.compile,
