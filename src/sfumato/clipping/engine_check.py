@@ -65,7 +65,8 @@ class Expected:
         batch: The examples.
         grads: One for each example: name of a trainable parameter -> gradient, in float32.
         norms, losses: (examples,).
-        values_saved: Numbers that autograd keeps of one row for the backward pass.
+        values_saved: Numbers that autograd keeps of one more row for the backward pass; those kept once, whatever the
+            batch (standardised weights), are left out.
     """
 
     seed: int
@@ -180,7 +181,7 @@ class EngineCheck:
                         "Freeze it by requires_grad_(False), or use it in the model's output."
                     )
                 try:
-                    draw_dims = self._refuse_meeting(images, seeds, alone)
+                    draw_dims, saved_together = self._refuse_meeting(images, seeds, alone)
                 except InputError as error:
                     raise InputError(f"{error}{images_second(self.model)}") from None
                 again = self._single(images[0, :1], targets, seeds[:1, :1], 0, {})
@@ -197,7 +198,9 @@ class EngineCheck:
         weights = images.new_full((_EXAMPLES, self.views), 1 / self.views, dtype=dtype or torch.float32)
         is_real = torch.ones(_EXAMPLES, dtype=torch.bool, device=row.device)
         batch = Batch(images, targets, weights, is_real, seeds if draw_dims else None, draw_dims)
-        return Expected(seed, dtype, exact, batch, grads, norms, losses, saved[0])
+        return Expected(
+            seed, dtype, exact, batch, grads, norms, losses, max(1, (saved_together - saved[0]) // len(alone))
+        )
 
     def refuse(self, engine: Engine, expected: Expected) -> None:
         """Raises InputError where an engine gives other sums, norms or losses than single images do."""
@@ -353,8 +356,12 @@ class EngineCheck:
                 "one row: no .item(), no `if` on values, no random numbers, no values kept."
             ) from error
 
-    def _refuse_meeting(self, images: torch.Tensor, seeds: torch.Tensor, alone: list[_Single]) -> tuple[int, ...]:
-        """Compares rows side by side with each row alone; returns which dimension of each draw counts rows."""
+    def _refuse_meeting(
+        self, images: torch.Tensor, seeds: torch.Tensor, alone: list[_Single]
+    ) -> tuple[tuple[int, ...], int]:
+        """Compares rows side by side, the first one twice, with each row alone; returns which dimension of each draw
+        counts rows, and how many numbers autograd keeps.
+        """
         order = [*range(len(alone) - 1, -1, -1), 0]
         rows, seeds = images.flatten(0, 1)[order], seeds.reshape(-1, 1, 2)[order]
         shapes = alone[0].shapes
@@ -366,7 +373,7 @@ class EngineCheck:
                 with DrawShapes() as draws:
                     self.model(rows)
                 dims = row_dims(shapes, draws.shapes, len(rows))
-        with KeyedDraws(seeds, dims):
+        with KeyedDraws(seeds, dims), count_saved() as saved:
             together = _leaves(self.model(rows))
         for leaf, *own in zip(together, *(alone[i].outputs for i in order), strict=True):
             if not _rows_agree(leaf, own, _ALIKE[alone[0].exact]):
@@ -376,7 +383,7 @@ class EngineCheck:
                     "gradients do not exist and no privacy guarantee holds. Make it an operation "
                     "on each image alone."
                 )
-        return dims
+        return dims, saved[0]
 
     def _refuse_changes(self, before: dict[str, str]) -> None:
         after = _state(self.model)

@@ -17,25 +17,24 @@ _MOST = 4096
 _GAIN = 1.03
 # What a GPU tries first: with fewer it waits for the processor that launches its work.
 FIRST_ON_GPU = 64
-# Numbers that written-out gradients of a microbatch may take (64 MiB in float32), and what autograd
-# saves (1 GiB). The second leaves most models alone; it keeps large images and many views from
-# filling the machine's memory.
+# Numbers that written-out gradients of a microbatch may take (64 MiB in float32), and what is kept for
+# the backward pass (1 GiB). The second leaves most models alone; it keeps large images and many views
+# from filling the machine's memory.
 _GRADIENTS, _SAVED = 2**24, 2**28
 # At most so many where nothing is known of the batch.
 _UNKNOWN = 32
 
 
-def default_microbatch_size(num_parameters: int, views: int, values_saved: int) -> int:
+def default_microbatch_size(written_out: int, values_saved: int) -> int:
     """A power of two between 8 and 128 by the size of the gradients, and less where the forward
     pass saves much.
 
     Args:
-        num_parameters: Of which each example's gradients are taken; 0 for ordinary training.
-        views: Of each example, 1 or more.
-        values_saved: Numbers that autograd keeps of one view for the backward pass.
+        written_out: Numbers of each example's gradients that are written out; 0 for ordinary training.
+        values_saved: Numbers that are kept of one example, all its views, for the backward pass.
     """
-    fit = _GRADIENTS // max(1, num_parameters) // max(1, views // 4)
-    return min(max(8, min(128, _power_of_two(fit))), _power_of_two(_SAVED // max(1, views * values_saved)))
+    fit = _GRADIENTS // max(1, written_out)
+    return min(max(8, min(128, _power_of_two(fit))), _power_of_two(_SAVED // max(1, values_saved)))
 
 
 def fits_batch(batch_size: int | None) -> int:

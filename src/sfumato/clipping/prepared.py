@@ -79,7 +79,6 @@ class Prepared:
         with convolutions("float32"):
             expected = self._check.expect()
             self.draw_dims = expected.batch.draw_dims
-            self.microbatch_size = self._first_size(expected.values_saved)
             refusals: list[str] = []
             for name in self._engines():
                 self.name = name
@@ -119,10 +118,11 @@ class Prepared:
         is_closed = isinstance(self._model, Classifier) and asked == "auto" and len(engines) > 1
         return (CLOSED_FORM, *engines) if is_closed else engines
 
-    def _first_size(self, values_saved: int) -> int:
-        num_parameters = sum(parameter.numel() for parameter in self._model.parameters() if parameter.requires_grad)
-        size = default_microbatch_size(num_parameters, self._num_views, values_saved)
-        return self._speed.microbatch_size or min(size, fits_batch(self.batch_size))
+    def _size(self, written_out: int, expected: Expected) -> int:
+        """What is asked for, or what memory holds: of the backward pass, the gradients at each weight too."""
+        size = default_microbatch_size(written_out, 2 * self._num_views * expected.values_saved)
+        most = fits_batch(self.batch_size) if self.has_one_size else size
+        return self._speed.microbatch_size or min(size, most)
 
     def _built(self, expected: Expected) -> Engine:
         """The engine of that name, checked.
@@ -138,6 +138,7 @@ class Prepared:
             self.threads = ThreadPoolExecutor(
                 self.num_workers, "microbatch", initializer=torch.set_num_threads, initargs=(own,)
             )
+            self.microbatch_size = self._size(0, expected)
             if self.name != "reference":  # one view at a time: no size takes more memory than another
                 self._choose(engine, expected)
             self._check.refuse(engine, expected)
@@ -174,6 +175,8 @@ class Prepared:
                     start = min(most, FIRST_ON_GPU)
                     self.microbatch_size = find_microbatch_size(attempt, start, most, self.batch_size)
                 engine.choose_methods(expected.microbatch(self.microbatch_size, self._num_views, self._row))
+            if not grows:
+                self.microbatch_size = self._size(engine.written_out, expected)
 
         with random_state_kept(self._row), temporary_values(self._model, None, expected.seed):
             self.threads.submit(chosen).result()  # where microbatches will be computed

@@ -167,6 +167,11 @@ class Engine(ABC):
     def choose_methods(self, batch: Batch) -> None:  # noqa: B027  (most have no choice)
         """Settles how to compute, by trying it on a made-up batch as large as a microbatch will be."""
 
+    @property
+    def written_out(self) -> int:
+        """Numbers of one example's gradients that it writes out, by the methods settled."""
+        return sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+
     def evaluate(self) -> Any:
         """What depends on parameters and buffers alone, as they are: computed once for all microbatches of a call."""
         return None

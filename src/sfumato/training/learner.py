@@ -107,7 +107,7 @@ class Learner:
     def _prepare_ordinary(self, speed: Speed) -> None:
         self.engine, self.methods, self.num_workers = speed.engine, {}, 1
         self.microbatch_size = speed.microbatch_size or default_microbatch_size(
-            0, max(1, self.views.augmult), self.network.values_saved()
+            0, max(1, self.views.augmult) * self.network.values_saved()
         )
         max_grad_norm = self._plan.recipe.optimizer.max_grad_norm
         self.update = OrdinaryStep(

@@ -95,6 +95,13 @@ class GraphEngine(Engine):
                 reports.append(SiteReport(module_path(site.node), site.operation, argument, *of_weight))
         return reports
 
+    @property
+    def written_out(self) -> int:
+        """See `sfumato.clipping.protocol.Engine`."""
+        sizes = {name: parameter.numel() for name, parameter in self.model.named_parameters()}
+        written = [report for report in self.site_reports() if report.method not in GHOSTS]
+        return sum(sizes[name] for report in written for name in report.parameters)
+
     def evaluate(self) -> Weights:
         """See `sfumato.clipping.protocol.Engine`."""
         with one_thread(self._largest):
