@@ -121,8 +121,10 @@ class Prepared:
     def _size(self, written_out: int, expected: Expected) -> int:
         """What is asked for, or what memory holds: of the backward pass, the gradients at each weight too."""
         size = default_microbatch_size(written_out, 2 * self._num_views * expected.values_saved)
-        most = fits_batch(self.batch_size) if self.has_one_size else size
-        return self._speed.microbatch_size or min(size, most)
+        return self._speed.microbatch_size or self._fitting(size)
+
+    def _fitting(self, size: int) -> int:
+        return min(size, fits_batch(self.batch_size)) if self.has_one_size else size
 
     def _built(self, expected: Expected) -> Engine:
         """The engine of that name, checked.
@@ -155,7 +157,7 @@ class Prepared:
                 ) from None
             raise InputError(f"fails on this model: {first_line(error)}") from error
         if self.name == CLOSED_FORM and self._speed.microbatch_size is None:  # nothing is written out
-            self.microbatch_size = min(MICROBATCH_SIZE, fits_batch(self.batch_size))
+            self.microbatch_size = self._fitting(MICROBATCH_SIZE)
         return engine
 
     def _choose(self, engine: Engine, expected: Expected) -> None:
