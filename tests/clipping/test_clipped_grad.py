@@ -440,6 +440,12 @@ def test_no_microbatch_size_means_one_rule_that_shrinks_with_the_model_and_with_
         grad_fn = clipped_grad(large, cross_entropy, clipping_norm=1.0, engine=engine)
         grad_fn(x[:1], y[:1])
         assert grad_fn.microbatch_size == expected
+    by_rule = clipped_grad(large, cross_entropy, clipping_norm=1.0, methods={"memory_format": "contiguous"})
+    by_rule.prepare(x, y)
+    assert by_rule.microbatch_size == 128
+    recorded = clipped_grad(large, cross_entropy, clipping_norm=1.0, methods=by_rule.methods)
+    recorded.prepare(x, y, batch_size=20)
+    assert recorded.methods == by_rule.methods and recorded.microbatch_size == 20
     # A tanh keeps its result, 44 of them with 100,000 values each, and what comes back to each is kept as well.
     wide = nn.Sequential(nn.Linear(10, 300), *[nn.Tanh() for _ in range(44)], nn.Flatten(), nn.Linear(99900, 1))
     grad_fn = clipped_grad(wide, lambda outputs: outputs.sum(1), clipping_norm=1.0, engine="func")

@@ -26,6 +26,7 @@ def test_what_is_kept_for_the_backward_pass_takes_a_gibibyte_at_most():
         size = default_microbatch_size(1000, values_saved)
         assert 4 * size * values_saved <= 2**30 or size == 1
         assert 8 * size * values_saved > 2**30 or size == 128
+        assert default_microbatch_size(1000, values_saved, 64) == max(1, size // 8) or size == 128
 
 
 def test_what_autograd_keeps_is_counted_without_the_parameters():

@@ -206,7 +206,7 @@ def test_a_parquet_file_that_is_none_or_lacks_what_it_needs_is_refused(parquet):
     table = arrow.table(columns).append_column("group", [["b"]])
     arrow.parquet.write_table(table, root / "a.parquet")
     refused("it has image, label, group, group", loaded, root)
-    for notes in ("{", "[]"):
+    for notes in ("{", "[]", '{"info": {"features": {"label": {"names": 5}}}}'):
         arrow.parquet.write_table(
             table.select([0, 1]).replace_schema_metadata({"huggingface": notes}), root / "a.parquet"
         )

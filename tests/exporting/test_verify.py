@@ -338,7 +338,7 @@ def test_facts_of_the_network_are_told_once_and_epsilons_on_the_way_are_no_lower
     assert "metrics.jsonl states less epsilon" in " ".join(check(received).findings)
 
 
-def test_a_claim_that_an_attack_refuted_is_not_handed_on_and_is_found(run, received, tmp_path):
+def test_a_claim_that_an_attack_refuted_is_not_handed_on_and_is_found(run, received, tmp_path, capsys):
     attack = {"epsilon_lower_bound": 30.0, "bound": "x", "confidence": 0.95, "delta": 1e-4, "num_canaries": 9}
     attack |= {"num_guesses": 9, "num_right": 9, "perfect": 40.0, "violated": True}
     attack["scores"] = {"edges": [0.0, 1.0], "members": [9], "non_members": [0]}
@@ -346,7 +346,9 @@ def test_a_claim_that_an_attack_refuted_is_not_handed_on_and_is_found(run, recei
     for folder in (own, received):
         told = json.loads((folder / CERTIFICATE).read_text())
         (folder / CERTIFICATE).write_text(json.dumps(told | {"audit": attack}))
-    assert verify_run(own)[0].audit.violated  # the run itself is told again, and can be attacked again
+    assert verify_run(own)[0].audit.violated  # the run itself can be attacked again
+    status, _, err = call(capsys, "resume", own)
+    assert status == 0 and "warning" in err and "refutes" in err  # and is told again
     with pytest.raises(InputError, match="an attack that refutes"):
         sfumato.export(own, tmp_path / "made")
     assert any("refutes" in line for line in check(received).findings)

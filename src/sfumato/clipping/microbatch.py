@@ -18,23 +18,24 @@ _GAIN = 1.03
 # What a GPU tries first: with fewer it waits for the processor that launches its work.
 FIRST_ON_GPU = 64
 # Numbers that written-out gradients of a microbatch may take (64 MiB in float32), and what is kept for
-# the backward pass (1 GiB). The second leaves most models alone; it keeps large images and many views
-# from filling the machine's memory.
-_GRADIENTS, _SAVED = 2**24, 2**28
+# the backward pass, by one microbatch (1 GiB) and by all that are computed at once (8 GiB). These leave
+# most models alone; they keep large images and many views from filling the machine's memory.
+_GRADIENTS, _SAVED, _SAVED_BY_ALL = 2**24, 2**28, 2**31
 # At most so many where nothing is known of the batch.
 _UNKNOWN = 32
 
 
-def default_microbatch_size(written_out: int, values_saved: int) -> int:
+def default_microbatch_size(written_out: int, values_saved: int, workers: int = 1) -> int:
     """A power of two between 8 and 128 by the size of the gradients, and less where the forward
     pass saves much.
 
     Args:
         written_out: Numbers of each example's gradients that are written out; 0 for ordinary training.
         values_saved: Numbers that are kept of one example, all its views, for the backward pass.
+        workers: How many microbatches are computed at once.
     """
-    fit = _GRADIENTS // max(1, written_out)
-    return min(max(8, min(128, _power_of_two(fit))), _power_of_two(_SAVED // max(1, values_saved)))
+    fit, saved = _GRADIENTS // max(1, written_out), min(_SAVED, _SAVED_BY_ALL // workers)
+    return min(max(8, min(128, _power_of_two(fit))), _power_of_two(saved // max(1, values_saved)))
 
 
 def fits_batch(batch_size: int | None) -> int:

@@ -120,11 +120,12 @@ class Prepared:
 
     def _size(self, written_out: int, expected: Expected) -> int:
         """What is asked for, or what memory holds: of the backward pass, the gradients at each weight too."""
-        size = default_microbatch_size(written_out, 2 * self._num_views * expected.values_saved)
+        values_saved = 2 * self._num_views * expected.values_saved
+        size = default_microbatch_size(written_out, values_saved, self.num_workers)
         return self._speed.microbatch_size or self._fitting(size)
 
     def _fitting(self, size: int) -> int:
-        return min(size, fits_batch(self.batch_size)) if self.has_one_size else size
+        return min(size, fits_batch(self.batch_size) if self.has_one_size else max(8, self.batch_size or size))
 
     def _built(self, expected: Expected) -> Engine:
         """The engine of that name, checked.

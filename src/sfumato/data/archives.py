@@ -258,7 +258,8 @@ def _images_of_parquet(path: Path, keep: Keep, report: Report) -> list[Row]:
         import pyarrow
         from pyarrow import parquet
     rows: list[Row] = []
-    kinds = (pyarrow.ArrowException, OSError, ValueError, AttributeError)  # the last two of damaged notes of features
+    notes = (ValueError, AttributeError, TypeError)  # of damaged notes of features
+    kinds = (pyarrow.ArrowException, OSError, *notes)
     with refusing(f"{path} cannot be read as Parquet", "Put the original there.", *kinds):
         file = parquet.ParquetFile(path)
         given, metadata = file.schema_arrow.names, file.schema_arrow.metadata or {}

@@ -22,7 +22,7 @@ from sfumato.run_folder import files, launch, ledger, record
 from sfumato.run_folder.checkpoint import Checkpoint
 from sfumato.run_folder.launch import Launch
 from sfumato.run_folder.record import PrivateMetrics, Result
-from sfumato.run_folder.verification import verify_run
+from sfumato.run_folder.verification import refuted, verify_run
 from sfumato.training.learner import Learner, pick_device
 from sfumato.training.logs import Progress, StepFacts, log_kinds
 from sfumato.training.outcome import (
@@ -89,7 +89,7 @@ def train(
         finished, started, recorded = None, None, None
         with world.together():
             if resume and world.is_first:
-                finished = _finished(folder, plan)
+                finished = _finished(folder, plan, progress)
                 if finished is None:
                     started = launch.go_on(folder, plan, dataset, max_lost, patience=world.patience)
                 if started is not None:
@@ -138,15 +138,18 @@ def _refuse_unlike(world: World, plan: Plan, dataset: Dataset) -> None:
                 )
 
 
-def _finished(folder: Path, plan: Plan) -> Result | None:
-    """What a run reached that is complete."""
+def _finished(folder: Path, plan: Plan, progress: Progress) -> Result | None:
+    """What a run reached that is complete; said where an audit refuted its claim."""
     if not (folder / record.RESULT_FILE).exists():
         return None
     launch.refuse_changed_recipe(folder, plan)
     if plan.budget is not None:
         path = folder / ledger.LEDGER_FILE
         launch.refuse_another_plan(ledger.read(path).run, launch.run_line(plan), path)
-    return verify_run(folder)[1].model_copy(update={"run": str(folder)})  # it may have been moved
+    stated, result = verify_run(folder)
+    for finding in refuted(folder, stated):
+        progress.message(f"warning: {finding}.")
+    return result.model_copy(update={"run": str(folder)})  # it may have been moved
 
 
 def _measured_by_the_first(make: Callable[..., Learner], recorded: dict[str, Any] | None, world: World) -> Learner:

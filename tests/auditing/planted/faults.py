@@ -27,7 +27,7 @@ _EACH_VIEW = (
     " batch.targets), torch.ones_like(batch.weights).view(-1, 1), batch.is_real.repeat_interleave("
     f"batch.weights.shape[1]))\n        {_BATCH}"
 )
-_PARTS = "(one.out.grad_sum if engine.leaves_out else one.of_finite(clipped)).items()"
+_PARTS = "one.out.grad_sum if engine.leaves_out else one.of_finite(clipped)"
 _OUT, _MEAN = "return out.grad_sum, Rows(out.grad_norms, out.losses)", "noisy / self.mechanism.batch_size"
 _NOISY = "return torch.from_numpy(noisy)"
 
@@ -109,8 +109,8 @@ MORE: tuple[Fault, ...] = (
         "each view clipped by itself, divided by K",
         "influence",
         *(_SUM, _BATCH, _EACH_VIEW),
-        *(_SUM, f"in {_PARTS}"),
-        "in {own: value / max(1, self._augmult) for own, value in one.out.grad_sum.items()}.items()",
+        *(_SUM, _PARTS),
+        "{own: value / max(1, self._augmult) for own, value in one.out.grad_sum.items()}",
     ),
     _fault(
         "a norm that leaves out the bias",
@@ -156,7 +156,7 @@ MORE: tuple[Fault, ...] = (
         "noise for every microbatch as well",
         "release",
         *(_SUM, _PARTS),
-        "{name: value + torch.randn_like(value) for name, value in one.out.grad_sum.items()}.items()",
+        "{name: value + torch.randn_like(value) for name, value in one.out.grad_sum.items()}",
     ),
     _fault(
         "noise that is not Gaussian, of the right scale",
