@@ -50,7 +50,7 @@ def write(folder: Path, trained: Trained, about: About, why_not_timm: str | None
     """
     run = read_run(folder)
     certificate, result, tested, recipe = run.certificate, run.result, run.tested, config.parse_resolved(run.recipe)
-    assert result is not None
+    assert result is not None  # only a finished run is exported
     loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
     templates = PAGES.overlay(loader=loader, autoescape=False, finalize=_as_markdown)
     scores = [_score(f"held-out images ({result.held_out})", result, result.accuracy_interval)]
