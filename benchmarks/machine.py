@@ -36,7 +36,9 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         lines = []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    vectors = torch.backends.cpu.get_cpu_capability()  # makers give processors of several ages one name
+    return name if vectors == "DEFAULT" else f"{name}, {vectors}"
 
 
 def _commit() -> str | None:

@@ -28,7 +28,7 @@ ENGINE = [
         "clipping-2-cores-epyc-compiled-vit.json",
         "clipping-2-cores-epyc-compiled.json",
     ],
-    ["clipping-2-cores-graph.json", "clipping-2-cores-compiled.json"],
+    ["clipping-2-cores-epyc-avx2.json"],
 ]
 PEERS = "clipping-2-cores-epyc.json"
 FOUNDATION = "foundation-2-cores.json"
