@@ -28,6 +28,7 @@ from sfumato.auditing.toy_task import Setting, ToyTask, mnist
 from sfumato.data.sampling import poisson_batch
 from sfumato.models.small import LeNet
 from sfumato.randomness import derived, key_from_seed
+from sfumato.torch_internals import set_own_threads
 from sfumato.training.process import keep_freed_memory
 from sfumato.training.step import draw
 
@@ -118,7 +119,7 @@ def main() -> int:
         alone = one_at_a_time(task, network, models, keys, took)
         seconds["one at a time"].append(time.perf_counter() - began)
         began = time.perf_counter()
-        with ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as threads:
+        with ThreadPoolExecutor(count, initializer=set_own_threads, initargs=(1,)) as threads:
             together = side_by_side(models, keys, took, threads)
         seconds["side by side"].append(time.perf_counter() - began)
         torch.set_num_threads(count)

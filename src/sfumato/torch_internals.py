@@ -109,6 +109,14 @@ class QuickProducts(TorchFunctionMode):
         return (linear if func is torch.nn.functional.linear else func)(*args, **(kwargs or {}))
 
 
+def set_own_threads(count: int) -> None:
+    """How many threads PyTorch computes by where this thread asks it, for good. Without the question a thread that has
+    computed little would take what another sets last: sums of a seeded run would then differ in their last bits.
+    """
+    torch.get_num_threads()
+    torch.set_num_threads(count)
+
+
 def lerp_all(averages: Sequence[torch.Tensor], values: Sequence[torch.Tensor], weight: float) -> None:
     """Moves each average towards its value, all in one call."""
     torch._foreach_lerp_(list(averages), list(values), weight)

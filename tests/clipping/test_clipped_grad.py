@@ -357,6 +357,17 @@ def test_a_users_load_is_called_by_one_thread_at_a_time_unless_workers_are_asked
         grad_fn.sum_over(load, torch.arange(4))
 
 
+def test_each_worker_computes_by_one_thread_whatever_is_set_before_it_computes(set_threads):
+    model, x, y = problem("linear")
+    set_threads(2)
+    grad_fn = clipped_grad(model, cross_entropy, clipping_norm=1.0)
+    grad_fn.prepare(x, y)
+    both, workers = threading.Barrier(2, timeout=60), grad_fn._prepared.threads
+    list(workers.map(lambda _: both.wait(), range(2)))  # they have begun
+    set_threads(2)
+    assert list(workers.map(lambda _: both.wait() >= 0 and torch.get_num_threads(), range(2))) == [1, 1]
+
+
 def test_the_next_microbatch_is_loaded_while_one_is_computed():
     model, x, y = problem("linear")
     grad_fn = clipped_grad(model, cross_entropy, clipping_norm=1.0, microbatch_size=3, workers=1)

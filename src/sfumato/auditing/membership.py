@@ -33,6 +33,7 @@ from sfumato.models.small import LeNet
 from sfumato.randomness import derived, digest, key_from_seed, new_key
 from sfumato.run_folder.files import lock, read_json, write_atomically
 from sfumato.run_folder.launch import is_under_torchrun
+from sfumato.torch_internals import set_own_threads
 from sfumato.training.learner import pick_device
 from sfumato.training.process import keep_freed_memory
 
@@ -135,7 +136,7 @@ class Audit:
         num_threads = torch.get_num_threads()
         # As many threads as PyTorch uses, each of which computes alone; one feeds a GPU.
         workers, own = (num_threads, 1) if self.device.type == "cpu" else (1, num_threads)
-        threads = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(own,))
+        threads = ThreadPoolExecutor(workers, initializer=set_own_threads, initargs=(own,))
         try:
             with convolutions("float32"):
                 setting, num_choosing, distance = choose(

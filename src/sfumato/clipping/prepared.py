@@ -22,6 +22,7 @@ from sfumato.clipping.protocol import CLOSED_FORM, Batch, Engine, Loss, Speed, i
 from sfumato.clipping.reference import ReferenceEngine
 from sfumato.errors import InputError, MachineError, first_line
 from sfumato.models.layers import Classifier
+from sfumato.torch_internals import set_own_threads
 
 BUILDERS: dict[str, Callable[..., Engine]] = {
     CLOSED_FORM: ClosedFormEngine,
@@ -139,7 +140,7 @@ class Prepared:
             self.num_workers = (self._speed.workers or every) if engine.parallel and not self.on_gpu else 1
             own = every if self.num_workers == 1 else 1
             self.threads = ThreadPoolExecutor(
-                self.num_workers, "microbatch", initializer=torch.set_num_threads, initargs=(own,)
+                self.num_workers, "microbatch", initializer=set_own_threads, initargs=(own,)
             )
             self.microbatch_size = self._size(0, expected)
             if self.name != "reference":  # one view at a time: no size takes more memory than another

@@ -301,7 +301,7 @@ def _export(model: nn.Module, rows: torch.Tensor) -> Any:
                 program = torch.export.export(model, (rows,), dynamic_shapes=shapes, strict=False)
             rules = _rules_of_recurrent(program)
             return program.run_decompositions(rules) if rules or _writes(program) else program
-    except Exception as error:  # the exporter raises whatever the model's code runs into
+    except RuntimeError as error:  # the exporter's own; what else the model's code raises goes on to `Prepared`
         reason = first_line(error)
         if reason.startswith("Constraints violated"):  # what follows speaks to who debugs the exporter
             reason = (
