@@ -361,7 +361,7 @@ def many_values(folder):
     cast = onnx.helper.make_node("Cast", ["pixels"], ["class"], to=onnx.TensorProto.INT64)
     model = graph_of(*nodes, total, cast, initializers=[shape])
     own = onnx.load(folder / "model.onnx")
-    model.metadata_props[0].value = own.metadata_props[0].value
+    model.metadata_props[0].value, model.ir_version = own.metadata_props[0].value, own.ir_version
     onnx.save(model, folder / "model.onnx")
 
 
