@@ -14,7 +14,7 @@ export TMPDIR := $(if $(wildcard /dev/shm),/dev/shm,$(or $(TMPDIR),/tmp))
 # A file of tests on each core: they use little more than one each.
 PYTEST := $(VENV)/bin/python -m pytest -q --numprocesses auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test quick test-slow docs browser lint setup release-check
+.PHONY: demo test quick test-slow test-lowest docs browser lint setup release-check
 demo: $(USED)
 	$(VENV)/bin/sfumato train demo/digits
 
@@ -31,6 +31,14 @@ quick: lint $(DATA)/.unpacked
 
 test-slow: $(STAMP) $(DATA)/.unpacked
 	SFUMATO_DATA=$(DATA) $(VENV)/bin/python -m pytest -q -m slow
+
+# On the lowest versions that pyproject.toml allows, all together: uv resolves them.
+LOWEST := build/lowest/bin
+test-lowest: $(DATA)/.unpacked
+	$(PYTHON) -m venv build/lowest
+	$(LOWEST)/python -m pip install --quiet uv
+	$(LOWEST)/uv pip install --quiet --python $(LOWEST)/python --resolution lowest-direct --editable '.[test]'
+	SFUMATO_DATA=$(DATA) $(LOWEST)/python -m pytest -q --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 # The site, in build/docs: a warning is an error, so no link within is broken.
 docs: $(STAMP)

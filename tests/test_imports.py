@@ -29,7 +29,7 @@ TABLE = {
     "reporting": "run_folder planning accounting",
     "scaling": "reporting training evaluation run_folder planning accounting clipping data models",
     "searching": "scaling reporting training evaluation run_folder planning accounting data",
-    "auditing": "reporting training evaluation run_folder accounting clipping data models",
+    "auditing": "reporting training evaluation run_folder accounting clipping data models torch_internals",
     "studies": "models scaling reporting training run_folder planning accounting data",
     "exporting": "reporting evaluation run_folder accounting models",
     "cli": "auditing torch_internals recipes accounting models clipping data planning run_folder evaluation training "
