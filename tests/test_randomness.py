@@ -46,6 +46,8 @@ def test_without_a_seed_no_stream_is_ever_given_again():
     assert len({bytes(streams.stream("noise", 1).bytes(32)) for _ in range(100)}) == 100
     assert Streams(1).stream("noise", 1).bytes(32) == Streams(1).stream("noise", 1).bytes(32)
     assert derived(key_from_seed(1), "noise", 1).bytes(32) == Streams(1).stream("noise", 1).bytes(32)
+    assert derived(key_from_seed(1), "batch").bytes(32) == Streams(1).stream("batch", 0).bytes(32)
+    assert Streams(1).stream("batch").bytes(32) == Streams(1).stream("batch", 0).bytes(32)
 
 
 def test_digest_ignores_the_order_of_keys_and_sees_every_value():
