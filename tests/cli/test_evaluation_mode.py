@@ -25,7 +25,7 @@ class Net(nn.Module):
 def net(num_classes): return Net(num_classes)
 def broken(num_classes): return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes), nn.BatchNorm1d(num_classes))
 """
-FEW = settings({"training.num_steps": 2, "training.batch_size": 64, "training.engine": "reference"})
+FEW = settings({"training.num_steps": 2, "training.batch_size": 64, "training.engine": "func"})
 PAID = ["search", "demo/digits", "--trials", "2", "--paid", "--score-noise", "5", *FEW]
 
 

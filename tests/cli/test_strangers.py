@@ -25,7 +25,7 @@ from tests.evaluation.test_trained import recipe as model_recipe
 from tests.training import faults
 from tests.training.test_resume import wait_for_release
 
-FEW = {"training.num_steps": 2, "training.batch_size": 32, "training.engine": "reference"}
+FEW = {"training.num_steps": 2, "training.batch_size": 32, "training.engine": "func"}
 SHORT = [*settings(FEW), "--accountant", "rdp"]
 
 

@@ -77,7 +77,7 @@ def test_what_recipes_print(spent, capsys, monkeypatch, tmp_path):
 
 
 SHORT = (
-    "--set training.num_steps=2 --set training.batch_size=32 --set training.engine=reference "
+    "--set training.num_steps=2 --set training.batch_size=32 --set training.engine=func "
     "--set privacy.noise_multiplier=9.0"
 ).split()
 

@@ -1,6 +1,5 @@
 """The one door to epsilon: what a mechanism spends, as an upper bound."""
 
-import bisect
 import dataclasses
 import functools
 import math
@@ -20,8 +19,8 @@ _ONLY_PLD = (
     "no epsilon is known for a person with several images by RDP, or where a run is selected from others. "
     "Take --set privacy.accountant=pld and no privacy.selected_from, or --set privacy.unit=image."
 )
-# A curve takes PLD at every step where one costs at most the first; the second is for all points together elsewhere.
-_POINT_SECONDS, _POINTS_SECONDS = 0.05, 5.0
+# A curve has PLD at so many points, or at as many as take so long together.
+_POINTS, _POINTS_SECONDS = 20, 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,8 +173,8 @@ def _epsilon(parts: tuple[Part, ...], images: int, delta: float, accountant: Acc
 class EpsilonCurve:
     """Epsilon after any number of steps.
 
-    Guarantee: an upper bound, at most ``spent``. It is that of exactly those steps, by RDP where PLD takes long; of
-    several images of one person, for which there is no RDP, it is then read at the next of a few steps.
+    Guarantee: an upper bound, at most ``spent``: by PLD that of the next of a few points, at even distances, or RDP's
+    of exactly those steps where that is less.
 
     Attributes:
         spent: What all steps spend.
@@ -184,25 +183,27 @@ class EpsilonCurve:
     def __init__(self, mechanism: Mechanism, delta: float, accountant: Accountant = "pld") -> None:
         self._mechanism, self._delta, self._accountant = mechanism, delta, accountant
         self.spent = epsilon(mechanism, delta, accountant)
-        last, seconds = mechanism.num_steps, _seconds(mechanism) if accountant == "pld" else 0.0
-        is_slow = seconds > _POINT_SECONDS
-        self._before: Accountant = "rdp" if is_slow and mechanism.most_images == 1 else accountant
-        self._points: Sequence[int] = range(last + 1)
-        if is_slow and mechanism.most_images > 1:  # epsilon grows about as the root of the steps
-            count = max(1, int(_POINTS_SECONDS / seconds))
-            self._points = sorted({0, *(math.ceil(last * (i / count) ** 2) for i in range(1, count)), last})
+        self._num_points = mechanism.num_steps
+        if accountant == "pld":
+            affordable = int(_POINTS_SECONDS / max(_seconds(mechanism), _POINTS_SECONDS / _POINTS))
+            self._num_points = min(mechanism.num_steps, max(1, affordable))
 
     @functools.cache  # noqa: B019 (lives as long as its run)
     def at(self, step: int) -> float:
         """Upper bound on what the first ``step`` updates spend."""
-        last = self._mechanism.num_steps
-        if step > last:  # more than planned: steps that were drawn afresh count again
-            return epsilon(self._mechanism.replace(num_steps=step), self._delta, self._accountant).epsilon
-        read = self._points[bisect.bisect_left(self._points, step)]
-        if read == last:
-            return self.spent.epsilon
-        so_far = epsilon(self._mechanism.replace(num_steps=read), self._delta, self._before)
-        return min(so_far.epsilon, self.spent.epsilon)
+        last, bounds = self._mechanism.num_steps, [self.spent.epsilon]
+        if step >= last:  # more than planned: steps that were drawn afresh count again
+            return self._of(step, self._accountant)
+        point = -(-step * self._num_points // last)
+        read = -(-point * last // self._num_points)
+        if read < last:
+            bounds.append(self._of(read, self._accountant))
+        if read > step and self._mechanism.most_images == 1:
+            bounds.append(self._of(step, "rdp"))
+        return min(bounds)
+
+    def _of(self, step: int, accountant: Accountant) -> float:
+        return epsilon(self._mechanism.replace(num_steps=step), self._delta, accountant).epsilon
 
 
 def _seconds(mechanism: Mechanism) -> float:
