@@ -127,6 +127,29 @@ def test_patches_tokens_and_the_way_back_from_derived_weights(monkeypatch):
     pair[1](inputs, targets)
 
 
+@pytest.mark.parametrize(("method", "compile"), [("rows", False), ("ghost", False), ("ghost", True)])
+def test_norms_hold_where_an_example_s_positions_cancel(method, compile):
+    """Two positions whose gradients are huge and opposite: inner products lose what is left, and must not be believed,
+    nor may a sum of float32.
+    """
+    model = nn.Linear(3, 2, bias=False).float()
+
+    def loss(outputs, weights):  # the gradient is the sum of weights_t x_t over positions t
+        return (outputs.sum(2) * weights).sum(1)
+
+    x = torch.tensor([[[1e4, 2e4, 3e4], [1e4, 2e4, 3e4 + 0.0625], [1.0, 0.0, 0.0]]])
+    weights = torch.tensor([[1.0, -1.0, 0.5]])
+    chosen = {"memory_format": "contiguous", "model:linear.weight": method}
+    grad_fn = clipped_grad(model, loss, clipping_norm=0.1, engine="graph", methods=chosen, compile=compile)
+    out = grad_fn(x, weights)
+    assert grad_fn.methods == chosen
+    assert out.grad_sum["weight"].norm().item() <= 1 + 1e-4
+    true = 2**0.5 * (0.5**2 + 0.0625**2) ** 0.5
+    assert out.grad_norms.item() >= true * (1 - 1e-4)
+    if method == "rows":  # what was written out is summed
+        assert out.grad_norms.item() == pytest.approx(true, rel=1e-3)
+
+
 @pytest.mark.slow
 def test_bfloat16_compiled_is_bfloat16_and_keeps_the_sensitivity():
     """Both round to bfloat16, the compiled graph less often; one clipped example has exactly the norm that it is said
