@@ -147,7 +147,7 @@ class Network:
                 self.trained(self.blank_examples(rows))
             counts.append(saved[0])
         self.trained.train()
-        return max(1, counts[1] - counts[0])
+        return counts[1] - counts[0]
 
     def _cut(self) -> tuple[nn.Module, Backbone | None]:
         recipe = self._plan.recipe

@@ -53,8 +53,7 @@ def has_statistics(site: GradSite, args: dict[str, Any]) -> bool:
     """Whether `with_statistics` knows this call: group or layer norm in float32 at least; of
     bfloat16 PyTorch rounds the statistics.
     """
-    is_wide = site.operation in ("group_norm", "layer_norm") and args["input"].dtype in (torch.float32, torch.float64)
-    return is_wide and site.arg_layouts["input"].dim == 0
+    return site.operation in ("group_norm", "layer_norm") and args["input"].dtype in (torch.float32, torch.float64)
 
 
 def with_statistics(site: GradSite, args: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
