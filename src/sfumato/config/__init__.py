@@ -259,7 +259,7 @@ def explained(asked: str | None = None) -> list[dict[str, Any]]:
     rows, told = [], _told_below_fields()
     for name, kind in _kinds().items():
         for key, field in kind.model_fields.items():
-            default = None if field.is_required() else field.get_default(call_default_factory=True)
+            default = None if field.is_required() else field.get_default(call_default_factory=True, validated_data={})
             means = " ".join(told.get((kind.__name__, key), "").split())
             row = {"key": f"{name}.{key}", "type": _in_words(field.annotation), "default": default, "means": means}
             rows.append(row)
