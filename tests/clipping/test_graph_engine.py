@@ -179,6 +179,12 @@ def test_recurrent_layers_are_products_and_sums(cell):
     assert_exact(Made(lambda self, x: self.layer(x)[0].flatten(1), layer=cell(4, 3, batch_first=True)), (5, 4))
 
 
+def test_layer_norms_of_rows_that_lie_second():
+    torch.manual_seed(0)
+    tokens = Made(lambda self, x: self.norm(x.transpose(0, 1)).square().sum(0), norm=nn.LayerNorm(4))
+    assert_exact(tokens, (5, 4), augmult=2)
+
+
 class Tokens(nn.Module):
     """A class token, positions, a scale for each channel, attention with a table in its mask."""
 
