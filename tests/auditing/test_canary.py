@@ -69,9 +69,9 @@ def test_a_sound_step_is_not_accused_and_shows_most_of_its_epsilon():
     result = canary.audit_canary(epsilon=8.0, delta=DELTA, **settings)
     bounds = {bound.name: bound.epsilon for bound in result.bounds}
     assert result.violated is False
-    # In 40 audits: 2.3 with a standard deviation of 0.2, 1.4 once; and 6.7 with 0.33.
+    # In 704 audits: 2.3, from 1.3 to 3.4; and 6.6, from 5.1 to 7.8, but 4.3 once.
     assert result.epsilon_lower_bound == bounds["clopper-pearson"] > 0.5
-    assert 0.6 * 8 < bounds["trade-off"] < 8
+    assert 0.4 * 8 < bounds["trade-off"] < 8
     assert 7.95 < result.nominal_epsilon <= 8 == result.target_epsilon
     assert result.num_games == result.num_runs * result.games_per_run >= 8000
     assert result.sampling_prob == 0.5 and 0 < result.advantage < result.advantage_upper_bound
