@@ -59,15 +59,18 @@ class _Centred(nn.Module):
     @torch.no_grad()
     def __init__(self, part: nn.Module, textures: torch.Tensor) -> None:
         super().__init__()
-        self.part = nn.Sequential(part, _Mixed(_whitening(part(textures))))
-        self.register_buffer("centre", self._unit(textures).mean((0, 2, 3))[:, None, None])
-
-    def _unit(self, images: torch.Tensor) -> torch.Tensor:
-        maps = self.part(images)
-        return F.normalize(maps.flatten(1)).view_as(maps)
+        maps = part(textures)
+        mixed = _Mixed(_whitening(maps))
+        self.part = nn.Sequential(part, mixed)
+        self.register_buffer("centre", _unit(mixed(maps)).mean((0, 2, 3))[:, None, None])
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return centred(self._unit(images), self.centre)
+        return centred(_unit(self.part(images)), self.centre)
+
+
+def _unit(maps: torch.Tensor) -> torch.Tensor:
+    """Each row's of length 1."""
+    return F.normalize(maps.flatten(1)).view_as(maps)
 
 
 class _Mixed(nn.Module):
