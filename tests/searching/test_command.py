@@ -28,7 +28,7 @@ from sfumato.training import loop
 from tests.cli.test_cli import call, json_of, refused
 
 # The engine that traces nothing: tracing takes longer than such runs.
-SHORT = ["training.num_steps=3", "training.batch_size=128", "training.engine=func", "training.microbatch_size=8"]
+SHORT = ["training.num_steps=3", "training.batch_size=128", "training.engine=func"]
 SHORT = [word for setting in SHORT for word in ("--set", setting)]
 SEARCH = ["search", "demo/digits", "--trials", "3", "--batch-size", "8", "--seeds", "0,1", *SHORT]
 
@@ -60,7 +60,7 @@ def recipe_for(folder, batch_size=64, num_steps=3):
         f"""
         data = {{ name = "folder", path = "{folder / "images"}", {classes} }}
         privacy = {{ target_epsilon = 3.0, delta = 1e-4 }}
-        training = {{ batch_size = {batch_size}, num_steps = {num_steps}, engine = "func", microbatch_size = 8 }}
+        training = {{ batch_size = {batch_size}, num_steps = {num_steps}, engine = "func" }}
         """
     )
     return path
