@@ -6,6 +6,9 @@ import signal
 import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Each of several processes takes its share of the cores. Tests of threads set their number themselves.
+PROCESSES = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // PROCESSES)))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job; tests interrupt themselves
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -16,6 +14,7 @@ import sfumato
 from sfumato.auditing import toy_task
 from tests.auditing.test_membership import made_up_task
 from tests.cli.test_cli import call, json_of, refused
+from tests.training import faults
 
 KEYS = {"epsilon_lower_bound", "bounds", "confidence", "nominal_epsilon", "num_games", "auc", "violated"}
 KEYS |= {"advantage", "advantage_upper_bound"}
@@ -109,14 +108,14 @@ def test_a_membership_audit_states_what_it_ran_keeps_its_schema_and_goes_on(caps
 
 
 def test_a_canary_audit_that_is_stopped_says_so(tmp_path):
-    command = [sys.executable, "-m", "sfumato", *CANARY[:-1], "4000000"]
-    default = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)  # noqa: E731
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=default)
-    process.stderr.readline()  # what it will do
+    log = tmp_path / "log"
+    process = faults.start([*CANARY[:-1], "4000000"], log=log)
+    while not (log.exists() and log.read_text()):  # what it will do
+        time.sleep(0.02)
     time.sleep(1)
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=120)[1].splitlines()[-1].startswith("interrupted; nothing is kept")
-    assert process.returncode == 1
+    os.kill(process.pid, signal.SIGINT)
+    assert faults.join([process]) == [1]
+    assert log.read_text().splitlines()[-1].startswith("interrupted; nothing is kept")
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,6 @@
 """Images that a caller has in Python give what a folder of them gives."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +13,7 @@ from torch.utils.data import Dataset
 import sfumato
 from sfumato.evaluation.evaluate import calibrate
 from tests.data.conftest import refused
+from tests.training import faults
 
 CLASSES = ["bars", "dots"]
 COUNTS = {"train": 40, "test": 12}
@@ -104,27 +101,21 @@ def test_each_form_gives_the_model_of_the_folder(tmp_path, of_folder, form, sett
     assert judged.accuracy == found.accuracy and judged.num_images == COUNTS["test"]
 
 
-def trains(run):
-    """In a process of its own, which is killed once two updates are counted; what it is then given."""
-    code = (
-        f"import sfumato; from tests.data.test_objects import *\n"
-        f"if __name__ == '__main__': sfumato.train('image-folder', {str(run)!r}, settings=STATED | SLOW, "
-        "data=made_up('train'), test=made_up('test'))\n"
-    )
-    return subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-
-
 SLOW = {"training.num_steps": 24}
+
+
+def train_slowly(run):
+    sfumato.train("image-folder", run, settings=STATED | SLOW, data=made_up("train"), test=made_up("test"))
 
 
 def test_a_run_that_was_killed_asks_for_the_same_object_and_ends_as_if_nothing_had_been(tmp_path):
     run, whole = tmp_path / "run", tmp_path / "whole"
-    process = trains(run)
+    process = faults.fork(train_slowly, run)
     while not (run / "ledger.jsonl").exists() or len((run / "ledger.jsonl").read_text().splitlines()) < 5:
         time.sleep(0.02)
-        assert process.poll() is None
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+        assert process.is_alive()
+    process.kill()
+    process.join()
     images, labels = made_up("train")
     other = images.copy()
     other[3, 0, 0] ^= 255

@@ -1,9 +1,6 @@
-"""A search whose trials train nothing, and one process of it: python made_up_search.py URL LOG; each trial's beginning
-and end go to LOG.
-"""
+"""A search whose trials train nothing."""
 
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -43,7 +40,9 @@ def quiet(line):
     pass
 
 
-def main(url: str, log: Path) -> None:
+def take_part(url: str, log: Path) -> None:
+    """What a process does that takes part; each trial's beginning and end go to the log."""
+
     def say(text: str) -> None:
         with log.open("a") as file:
             file.write(f"{os.getpid()} {text}\n")
@@ -57,7 +56,3 @@ def main(url: str, log: Path) -> None:
     with open_study(made_up_search(), parse_url(url), "digits", heartbeat=1, grace=3) as study:
         agenda = work(made_up_search(), study, evaluate, quiet, grace=3)
     say(f"best {agenda.settings}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,12 +1,8 @@
 """`sfumato search`, whole: from a recipe to the recipe of the one private run, or to the best of some private runs."""
 
 import json
-import os
 import re
-import signal
 import stat
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -26,6 +22,7 @@ from sfumato.evaluation.scores import judged_right
 from sfumato.searching import private
 from sfumato.training import loop
 from tests.cli.test_cli import call, json_of, refused
+from tests.training import faults
 
 # The engine that traces nothing: tracing takes longer than such runs.
 SHORT = ["training.num_steps=3", "training.batch_size=128", "training.engine=func"]
@@ -217,17 +214,15 @@ def test_a_paid_search_does_not_go_on_with_one_image_altered(capsys, monkeypatch
 def test_a_paid_search_that_is_stopped_goes_on_where_it_was(tmp_path, digits, space):
     folder = tmp_path / "search"
     words = ["search", recipe_for(digits, num_steps=400), "--trials", "2", "--paid", "--data", "digits"]
-    words = [sys.executable, "-m", "sfumato", *map(str, words), "--space", space, "--output", str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        deadline = time.monotonic() + 120
-        while not [path for path in folder.glob("owner/trials/*/ledger.jsonl") if path.read_text().count("\n") > 5]:
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=120)
-    assert process.returncode == 1 and "Go on with the same command" in err, err
+    words, log = [*map(str, words), "--space", space, "--output", str(folder)], tmp_path / "log"
+    process = faults.start(words, log=log)
+    while not [path for path in folder.glob("owner/trials/*/ledger.jsonl") if path.read_text().count("\n") > 5]:
+        assert process.is_alive(), log.read_text()
+        time.sleep(0.05)
+    process.terminate()
+    assert faults.join([process]) == [1]
+    err = log.read_text()
+    assert "Go on with the same command" in err
     assert stat.S_IMODE((folder / "owner").stat().st_mode) == 0o700
     [trial] = folder.glob("owner/trials/*")
     assert trial.name not in err and "step 1 " not in err

@@ -22,9 +22,8 @@ from sfumato.cli import output
 from sfumato.errors import InputError, MachineError
 from sfumato.searching.space import Space
 from sfumato.searching.study import finished, open_study, parse_url, work
-from tests.searching.made_up_search import accuracy, made_up_search, measured, quiet
-
-SCRIPT = Path(__file__).with_name("made_up_search.py")
+from tests.searching.made_up_search import accuracy, made_up_search, measured, quiet, take_part
+from tests.training import faults
 
 
 @pytest.fixture
@@ -95,8 +94,8 @@ def kill_in_mid_trial(workers, log):
         for process, what, slot in lines(log):
             if what == "begin" and [process, "end", slot] not in lines(log):
                 victim = next(worker for worker in workers if worker.pid == int(process))
-                victim.send_signal(signal.SIGKILL)
-                victim.wait()
+                victim.kill()
+                victim.join()
                 if [process, "end", slot] not in lines(log):
                     return victim, slot
         time.sleep(0.01)
@@ -105,19 +104,9 @@ def kill_in_mid_trial(workers, log):
 
 def test_three_workers_complete_a_study_though_one_is_killed_in_mid_trial(opened, url, tmp_path):
     log = tmp_path / "log"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, str(SCRIPT), url, str(log)]
-    workers = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) for _ in range(3)]
-    try:
-        victim, slot = kill_in_mid_trial(workers, log)
-        for worker in workers:
-            if worker is not victim:
-                assert worker.wait(timeout=300) == 0, worker.stderr.read()
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
-            worker.stderr.close()
+    workers = [faults.fork(take_part, url, log) for _ in range(3)]
+    victim, slot = kill_in_mid_trial(workers, log)
+    assert sorted(faults.join(workers)) == [-signal.SIGKILL, 0, 0]
 
     search, study = made_up_search(), opened(url)
     complete = Counter(trial.user_attrs["slot"] for trial in study.trials if trial.state.name == "COMPLETE")

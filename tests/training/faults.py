@@ -49,7 +49,12 @@ def start(
         edits: Changes to the code (`tests.auditing.planted.plants`).
     """
     given = (arguments, die_at, str(log) if log else os.devnull, modules, watch, environment, edits)
-    process = _context.Process(target=_run, args=given)
+    return fork(_run, *given)
+
+
+def fork(function, *arguments) -> multiprocessing.Process:
+    """Calls a function in a process of its own."""
+    process = _context.Process(target=function, args=arguments)
     process.start()
     return process
 
