@@ -43,7 +43,7 @@ def test_a_dictionary_is_what_each_patch_by_itself_gives():
     contrast = (patches - patches.mean(2, keepdim=True)) / spread
     similar = (contrast @ part.kernels.flatten(1).T - part.offset.flatten()).transpose(1, 2).view(2, 800, 13, 13)
     maps = torch.cat([(similar - 1).clamp(min=0), (-similar - 1).clamp(min=0)], 1)
-    torch.testing.assert_close(part(images), F.adaptive_avg_pool2d(maps, 4).sqrt())
+    torch.testing.assert_close(part(images).square(), F.adaptive_avg_pool2d(maps, 4))  # a root near 0 is less exact
 
 
 @pytest.mark.parametrize("size", [10, 33])

@@ -92,7 +92,7 @@ def load(folder: Path | str, trust: Collection[str] = ()) -> Trained:
         return model
 
     if registry.imported_module(name) is None:
-        with torch.device("meta"):  # no memory: an architecture that is not that of the weights may be of any size
+        with registry.shapes_alone():  # no memory: an architecture that is not that of the weights may be of any size
             if _sizes(build().state_dict()) != _sizes(tensors):
                 raise InputError(f"{path} is damaged. Restore it from a copy, or train again.")
     model = build()

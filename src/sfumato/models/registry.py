@@ -6,14 +6,16 @@ from them nothing but numbers of its architecture; a module is imported only if 
 program trusts it by name.
 """
 
+import contextlib
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from sfumato.errors import InputError, nearest, refusing
 from sfumato.models import fixed, libraries, resnets, small
@@ -60,6 +62,22 @@ _LARGEST |= {"patch_size": 1024}
 # ASCII alone: two names that look alike are never one, and nothing but an attribute of the module
 # itself is reached.
 _IMPORTED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*):([A-Za-z_][A-Za-z0-9_]*)")
+
+
+class _NothingDrawn(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == nn.init.__name__:
+            return kwargs["tensor"]
+        return args[0] if func in (torch.Tensor.normal_, torch.Tensor.erfinv_) else func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def shapes_alone() -> Iterator[None]:
+    """Within, a network is built without memory: its tensors have shapes, and no values. To draw these in vain PyTorch
+    would import its compiler, which takes a second.
+    """
+    with torch.device("meta"), _NothingDrawn():
+        yield
 
 
 def build(

@@ -1,5 +1,6 @@
 """What a run costs besides privacy: time and money on many devices, computed on paper before it begins."""
 
+import contextlib
 import dataclasses
 import timeit
 from collections.abc import Collection
@@ -109,7 +110,7 @@ def num_trainable(recipe: ResolvedRecipe, facts: Facts, trust: Collection[str] =
 
     asked = recipe.model
     sizes = {"image_size": facts.image_size, "channels": facts.channels, "num_classes": facts.num_classes}
-    with torch.device("cpu" if registry.imported_module(asked.name) else "meta"):
+    with contextlib.nullcontext() if registry.imported_module(asked.name) else registry.shapes_alone():
         model = registry.build(asked.name, **sizes, options=asked.options, fix=asked.fix, seed=0, trust=trust)
         if asked.lora_rank is not None:
             row = torch.zeros(1, facts.channels, facts.image_size, facts.image_size)

@@ -2,6 +2,7 @@
 3.4).
 """
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -133,7 +134,7 @@ def try_network(recipe: ResolvedRecipe, facts: Facts, trust: Collection[str]) ->
     asked, size, channels = recipe.model, facts.image_size, facts.channels
     sizes = {"image_size": size, "channels": channels, "num_classes": facts.num_classes}
     of_others = asked.name not in registry.MODELS
-    with torch.device("cpu" if of_others else "meta"):
+    with contextlib.nullcontext() if of_others else registry.shapes_alone():
         model = registry.build(asked.name, **sizes, options=asked.options, fix=asked.fix, seed=0, trust=trust)
     if of_others and recipe.privacy is not None:
         row = torch.zeros(1, channels, size, size)
