@@ -20,31 +20,27 @@ _OPPONENT = F.normalize(torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, -1.0], [1.0, -
 """Light, and red against blue, and green against both: colours of photographs vary most in light."""
 
 
+Part = tuple[nn.Module, tuple[int, int, int]]
+"""From images to maps; how many, their height and width."""
+
+
 class FromFormula(nn.Module):
     """Features side by side, each of length 1, and a linear classifier, of zeros at first.
-
-    Args:
-        parts: Each from images to maps.
 
     Shape:
         (rows, channels, image_size, image_size) -> (rows, num_classes)
     """
 
-    def __init__(self, parts: Sequence[nn.Module], num_classes: int, image_size: int, channels: int) -> None:
+    def __init__(self, parts: Sequence[Part], num_classes: int, image_size: int, channels: int) -> None:
         super().__init__()
         textures = textures_for(image_size, channels)
-        self.parts = nn.ModuleList(_Centred(part, textures) for part in parts)
-        with torch.no_grad():
-            features = self._features(textures[:1])
-        self.classifier = nn.Linear(features.shape[1], num_classes)
+        self.parts = nn.ModuleList(_Centred(part, maps, textures) for part, (maps, _, _) in parts)
+        self.classifier = nn.Linear(sum(math.prod(shape) for _, shape in parts), num_classes)
         nn.init.zeros_(self.classifier.weight)
         nn.init.zeros_(self.classifier.bias)
 
-    def _features(self, images: torch.Tensor) -> torch.Tensor:
-        return torch.cat([part(images) for part in self.parts], 1)
-
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.classifier(self._features(images))
+        return self.classifier(torch.cat([part(images) for part in self.parts], 1))
 
 
 class _Centred(nn.Module):
@@ -57,12 +53,15 @@ class _Centred(nn.Module):
     centre: torch.Tensor
 
     @torch.no_grad()
-    def __init__(self, part: nn.Module, textures: torch.Tensor) -> None:
+    def __init__(self, part: nn.Module, maps: int, textures: torch.Tensor) -> None:
         super().__init__()
-        maps = part(textures)
-        mixed = _Mixed(_whitening(maps))
+        mixed = _Mixed(torch.zeros(maps, maps))
         self.part = nn.Sequential(part, mixed)
-        self.register_buffer("centre", _unit(mixed(maps)).mean((0, 2, 3))[:, None, None])
+        self.register_buffer("centre", torch.zeros(maps, 1, 1))
+        if not textures.is_meta:
+            of_textures = part(textures)
+            mixed.matrix.copy_(_whitening(of_textures)[:, :, None, None])
+            self.centre.copy_(_unit(mixed(of_textures)).mean((0, 2, 3))[:, None, None])
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return centred(_unit(self.part(images)), self.centre)
@@ -116,7 +115,7 @@ def _whitening(maps: torch.Tensor) -> torch.Tensor:
     return (vectors * (values + values.mean()) ** -0.25 @ vectors.T).float()
 
 
-def _scattering(image_size: int, channels: int, J: int | None, mirror: bool) -> nn.Module:
+def _scattering(image_size: int, channels: int, J: int | None, mirror: bool) -> Part:
     """J: by default as many scales, two at least, as leave seven places of a side or more: so images of 224 pixels have
     but six times the features of 32.
     """
@@ -125,12 +124,16 @@ def _scattering(image_size: int, channels: int, J: int | None, mirror: bool) -> 
     groups = next(maps // size for size in range(_GROUP, 0, -1) if transform.num_maps % size == 0)
     steps: list[nn.Module] = [_Mixed(_OPPONENT)] if channels == len(_OPPONENT) else []
     steps += [transform, *([_WithMirrorImage(transform.mirrored)] if mirror else [])]
-    return nn.Sequential(*steps, nn.GroupNorm(groups, maps, affine=False))
+    width = (transform.side + 1) // 2 if mirror else transform.side
+    return nn.Sequential(*steps, nn.GroupNorm(groups, maps, affine=False)), (maps, transform.side, width)
 
 
-def _dictionary(image_size: int, channels: int, mirror: bool) -> nn.Module:
+def _dictionary(image_size: int, channels: int, mirror: bool) -> Part:
     part = Dictionary(image_size, channels, mirror)
-    return nn.Sequential(part, _WithMirrorImage(part.mirrored)) if mirror else part
+    maps, side = len(part.mirrored), part.windows.shape[1]
+    if not mirror:
+        return part, (maps, side, side)
+    return nn.Sequential(part, _WithMirrorImage(part.mirrored)), (maps, side, (side + 1) // 2)
 
 
 def scattering(
