@@ -130,7 +130,7 @@ def test_a_curve_bounds_the_epsilon_of_every_step_closely_and_has_that_of_twenty
     assert values == sorted(values) and values[0] == 0 and values[-1] == curve.spent.epsilon
     assert len(set(asked)) <= 20
     for step, spent in exact.items():
-        assert spent.epsilon <= values[step] <= (spent.epsilon_rdp if of_image else values[-1])
+        assert spent.epsilon <= values[step] <= (spent.epsilon_rdp if of_image else spent.epsilon + 0.06 * values[-1])
     for step in {-(-i * last // 20) for i in range(21)} if last == 300 else ():
         assert values[step] == epsilon(mechanism.replace(num_steps=step), 1e-5).epsilon
 

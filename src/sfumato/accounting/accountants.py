@@ -1,5 +1,6 @@
 """The one door to epsilon: what a mechanism spends, as an upper bound."""
 
+import bisect
 import dataclasses
 import functools
 import math
@@ -173,8 +174,8 @@ def _epsilon(parts: tuple[Part, ...], images: int, delta: float, accountant: Acc
 class EpsilonCurve:
     """Epsilon after any number of steps.
 
-    Guarantee: an upper bound, at most ``spent``: by PLD that of the next of a few points, at even distances, or RDP's
-    of exactly those steps where that is less.
+    Guarantee: an upper bound, at most ``spent``: by PLD that of the next of a few points, or RDP's of exactly those
+    steps where that is less.
 
     Attributes:
         spent: What all steps spend.
@@ -183,10 +184,12 @@ class EpsilonCurve:
     def __init__(self, mechanism: Mechanism, delta: float, accountant: Accountant = "pld") -> None:
         self._mechanism, self._delta, self._accountant = mechanism, delta, accountant
         self.spent = epsilon(mechanism, delta, accountant)
-        self._num_points = mechanism.num_steps
+        self._points: Sequence[int] = range(mechanism.num_steps + 1)
         if accountant == "pld":
-            affordable = int(_POINTS_SECONDS / max(_seconds(mechanism), _POINTS_SECONDS / _POINTS))
-            self._num_points = min(mechanism.num_steps, max(1, affordable))
+            few = max(1, int(_POINTS_SECONDS / max(_seconds(mechanism), _POINTS_SECONDS / _POINTS)))
+            # Evenly; of persons, for whom there is no RDP, evenly by epsilon, which grows as the root of the steps.
+            power = 1 if mechanism.most_images == 1 else 2
+            self._points = sorted({-(-mechanism.num_steps * point**power // few**power) for point in range(few + 1)})
 
     @functools.cache  # noqa: B019 (lives as long as its run)
     def at(self, step: int) -> float:
@@ -194,8 +197,7 @@ class EpsilonCurve:
         last, bounds = self._mechanism.num_steps, [self.spent.epsilon]
         if step >= last:  # more than planned: steps that were drawn afresh count again
             return self._of(step, self._accountant)
-        point = -(-step * self._num_points // last)
-        read = -(-point * last // self._num_points)
+        read = self._points[bisect.bisect_left(self._points, step)]
         if read < last:
             bounds.append(self._of(read, self._accountant))
         if read > step and self._mechanism.most_images == 1:
