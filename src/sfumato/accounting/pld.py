@@ -156,20 +156,21 @@ def _composed(parts: Sequence[Part], images: int, interval: float) -> Any:
         warnings.simplefilter("ignore")  # whatever overflows or is not finite is seen in the result and rejected there
         from dp_accounting.pld import privacy_loss_distribution as of
 
-        losses = []
-        for q, sigma, num_steps in sampled:
-            if images == 1:
-                one = of.from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=interval)
-            else:
-                weights = np.exp(_log_binomial(images, q))
-                one = of.from_mixture_gaussian_mechanism(
-                    sigma, range(images + 1), weights, value_discretization_interval=interval
-                )
-            losses.append(_compose(one, num_steps))
+        losses = [_compose(_one_step(q, sigma, images, interval), num_steps) for q, sigma, num_steps in sampled]
         if gaussian:
             sigma = 1 / mu_of(gaussian, images)
             losses.append(of.from_gaussian_mechanism(sigma, value_discretization_interval=interval))
         return functools.reduce(lambda one, other: one.compose(other, _TAIL_MASS), losses)
+
+
+@functools.lru_cache(maxsize=2)  # on two grids, for each of the numbers of steps that one run asks for
+def _one_step(q: float, sigma: float, images: int, interval: float) -> Any:
+    from dp_accounting.pld import privacy_loss_distribution as of
+
+    if images == 1:
+        return of.from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=interval)
+    weights = np.exp(_log_binomial(images, q))
+    return of.from_mixture_gaussian_mechanism(sigma, range(images + 1), weights, value_discretization_interval=interval)
 
 
 def _compose(one_step, num_steps: int):
