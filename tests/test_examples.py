@@ -38,6 +38,7 @@ def test_making_a_loop_private_takes_about_ten_lines():
     assert len(marked) <= 11
 
 
+@pytest.mark.slow
 def test_a_folder_is_planned_trained_used_and_exported(tmp_path):
     for part, seed in (("train", 0), ("test", 1)):
         photos(tmp_path / "images" / part, 60, seed=seed, contrast=150, noise=30)
