@@ -204,7 +204,7 @@ def gram_values(record: SiteRecord) -> int:
     positions.
     """
     pixels, positions = map(_places, (record.example_arg("input"), record.example_grad()))
-    return record.examples * 2 * (pixels**2 + positions**2)
+    return record.examples * (pixels**2 + 2 * positions**2)
 
 
 def _places(tensor: torch.Tensor) -> int:
@@ -306,19 +306,21 @@ class GhostGrads:
         """(m, positions, positions) inner products of patches: shifted sums of those of pixels."""
         examples, rows, channels, height, width = self.problem.inputs.shape
         pixels = self.problem.inputs.transpose(1, 2).reshape(examples, channels, -1)
-        of_pixels = products(pixels.transpose(1, 2), pixels).view(examples, rows, height, width, rows, height, width)
-        with one_thread(of_pixels.numel()):
-            of_pairs = self._over_taps(self._over_taps(of_pixels, 0), 1)
-        return of_pairs.reshape(examples, self._positions, self._positions)
+        gram = products(pixels.transpose(1, 2), pixels).view(examples, rows, height, width, rows, height, width)
+        with one_thread(gram.numel()):
+            for axis in (0, 1):
+                gram = self._over_taps(gram, axis)
+        return gram.view(examples, self._positions, self._positions)
 
     def _over_taps(self, of_pairs: torch.Tensor, axis: int) -> torch.Tensor:
         """Sums over the kernel's taps along height or width: of pairs of pixels there remain pairs of positions."""
         (step, border, apart), dims = (each[axis] for each in self.problem.window), (axis + 2, axis + 5)
-        if border:  # not added up in place: a compiler would nest each tap's places in those of the one before
+        if border:  # not added to a part of the sum: a compiler would nest each tap's places in those of the one before
             of_pairs = F.pad(of_pairs, [border * (dim in dims) for dim in range(6, 1, -1) for _ in range(2)])
         end = (self.problem.grads.shape[axis + 3] - 1) * step + 1
         starts = range(0, self.problem.taps[axis] * apart, apart)
-        return functools.reduce(torch.add, (of_pairs[_at(slice(tap, tap + end, step), dims)] for tap in starts))
+        first, *others = (of_pairs[_at(slice(start, start + end, step), dims)] for start in starts)
+        return functools.reduce(torch.Tensor.add_, others, first.clone(memory_format=torch.contiguous_format))
 
 
 def _at(chosen: slice, dims: tuple[int, int]) -> tuple[slice, ...]:
