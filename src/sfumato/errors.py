@@ -48,14 +48,24 @@ def refusal(call: Callable[..., Any], *given: Any) -> str | None:
 
 @contextlib.contextmanager
 def refusing(what: str, remedy: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Within, errors of these kinds become an InputError: what failed, what they say, the remedy."""
+    """Within, errors of these kinds become an InputError: what failed, what they say, the remedy. No memory left is no
+    fault of the input.
+    """
     try:
         yield
-    except InputError:
+    except (InputError, MachineError):
         raise
     except kinds as error:
+        if is_out_of_memory(error):
+            raise
         said = getattr(error, "strerror", None) or first_line(error)
         raise InputError(f"{what}: {said.rstrip('.')[:200]}. {remedy}") from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that a device, or this machine, has no memory left."""
+    names = ("MemoryError", "OutOfMemoryError")  # torch's own is not imported here
+    return type(error).__name__ in names or "can't allocate memory" in str(error)
 
 
 def first_line(error: BaseException) -> str:

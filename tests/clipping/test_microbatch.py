@@ -8,7 +8,7 @@ import torch
 
 from sfumato.clipping import clipped_grad
 from sfumato.clipping.microbatch import count_saved, default_microbatch_size, find_microbatch_size, fits_batch
-from sfumato.errors import MachineError
+from sfumato.errors import InputError, MachineError, refusing
 from tests.clipping.problems import cross_entropy
 
 
@@ -89,6 +89,20 @@ def test_it_grows_no_further_than_the_batch_has_use_for():
 def test_a_model_too_large_for_one_example_is_the_machine_s_fault():
     with pytest.raises(MachineError, match="one example"):
         find_microbatch_size(Machine(0), 128)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError("other")])
+def test_no_memory_left_is_the_machine_s_fault_wherever_a_model_is_tried(error, monkeypatch):
+    def broken(*_):
+        raise error
+
+    kind = InputError if str(error) == "other" else MachineError
+    monkeypatch.setattr("sfumato.clipping.engine_check.EngineCheck.refuse_in_run", broken)
+    grad_fn = clipped_grad(torch.nn.Linear(3, 2), cross_entropy, clipping_norm=1.0, engine="func", microbatch_size=4)
+    with pytest.raises(kind, match="other" if kind is InputError else "a microbatch of 4 examples"):
+        grad_fn.prepare(torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(InputError if kind is InputError else type(error)), refusing("what", "remedy", Exception):
+        broken()
 
 
 def test_any_other_error_is_shown():

@@ -37,7 +37,7 @@ def run(arguments: list[str]) -> int:
     """Runs one command; returns its exit status."""
     import typer
 
-    from sfumato.errors import InputError, MachineError
+    from sfumato.errors import InputError, MachineError, is_out_of_memory
 
     warnings.simplefilter("ignore")  # what libraries warn of is not the user's concern; our own warnings are printed
     try:
@@ -64,8 +64,7 @@ def run(arguments: list[str]) -> int:
             said = error.format_message()
             said += "" if said.endswith((".", "?")) else "."
             return _fail(2, f"{said} See `{context.command_path if context else 'sfumato'} --help`.")
-        # By name: torch's own is not imported here.
-        if type(error).__name__ in ("MemoryError", "OutOfMemoryError") or "can't allocate memory" in str(error):
+        if is_out_of_memory(error):
             remedy = "Lower training.microbatch_size, or leave it out; a run goes on with --resume."
             return _fail(1, f"out of memory. {remedy}")
         if os.environ.get("SFUMATO_DEBUG"):

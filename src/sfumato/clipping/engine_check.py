@@ -19,9 +19,9 @@ from sfumato.clipping.clip import convolutions
 from sfumato.clipping.microbatch import count_saved
 from sfumato.clipping.model_check import images_second, layer_findings
 from sfumato.clipping.probe import made_up_images, made_up_targets, random_state_kept, temporary_values
-from sfumato.clipping.protocol import Batch, Coefficient, Engine, Loss, example_losses, is_out_of_memory, one_loss
+from sfumato.clipping.protocol import Batch, Coefficient, Engine, Loss, example_losses, one_loss
 from sfumato.clipping.random_layers import DrawShapes, KeyedDraws, draw_seeds, row_dims
-from sfumato.errors import InputError, first_line
+from sfumato.errors import InputError, first_line, is_out_of_memory
 from sfumato.models.trainable import ANY_NUMBER
 from sfumato.torch_internals import tree_leaves, tree_map
 

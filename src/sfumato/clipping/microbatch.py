@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from sfumato.clipping.protocol import Batch, ClippedGrad, is_out_of_memory
-from sfumato.errors import MachineError
+from sfumato.clipping.protocol import Batch, ClippedGrad
+from sfumato.errors import MachineError, is_out_of_memory
 
 _MOST = 4096
 # A doubled microbatch must be faster by this, or memory is spent for nothing.

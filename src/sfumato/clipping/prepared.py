@@ -18,9 +18,9 @@ from sfumato.clipping.graph.autotune import warm_seconds
 from sfumato.clipping.graph.engine import GraphEngine
 from sfumato.clipping.microbatch import FIRST_ON_GPU, default_microbatch_size, find_microbatch_size, fits_batch
 from sfumato.clipping.probe import random_state_kept, temporary_values
-from sfumato.clipping.protocol import CLOSED_FORM, Batch, Engine, Loss, Speed, is_out_of_memory
+from sfumato.clipping.protocol import CLOSED_FORM, Batch, Engine, Loss, Speed
 from sfumato.clipping.reference import ReferenceEngine
-from sfumato.errors import InputError, MachineError, first_line
+from sfumato.errors import InputError, MachineError, is_out_of_memory, refusing
 from sfumato.models.layers import Classifier
 from sfumato.torch_internals import set_own_threads
 
@@ -60,6 +60,7 @@ class Prepared:
     name: str
     num_workers: int
     threads: ThreadPoolExecutor
+    microbatch_size: int
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class Prepared:
                     self.engine = self._built(expected)
                     break
                 except InputError as refusal:  # what keeps it from the fast engine keeps nothing from the general one
-                    refusals.append(f'engine "{name}" {str(refusal).rstrip(".")}')
+                    refusals.append(f'engine "{name}" {str(refusal).rstrip(". ")}')
             else:
                 raise InputError("; and ".join(refusals) + ".")
         self.refusal = "; and ".join(refusals) or None
@@ -135,31 +136,33 @@ class Prepared:
             InputError: If it cannot take the model, or gives something else than single images do.
         """
         try:
-            engine = BUILDERS[self.name](self._model, self._loss_fn, self._row, self._speed)
-            every = torch.get_num_threads()
-            self.num_workers = (self._speed.workers or every) if engine.parallel and not self.on_gpu else 1
-            own = every if self.num_workers == 1 else 1
-            self.threads = ThreadPoolExecutor(
-                self.num_workers, "microbatch", initializer=set_own_threads, initargs=(own,)
-            )
-            self.microbatch_size = self._size(0, expected)
-            if self.name != "reference":  # one view at a time: no size takes more memory than another
-                self._choose(engine, expected)
-            self._check.refuse(engine, expected)
-            size = 2 if self.name == "reference" else self.microbatch_size
-            precision, compiles = self._speed.precision, self._speed.compile
-            self._check.refuse_in_run(engine, expected, self._clip, size, precision, compiles)
-        except (InputError, MachineError):
-            raise
-        except Exception as error:  # engines raise whatever the model's code runs into
+            with refusing("fails on this model", "", Exception):  # engines raise whatever the model's code runs into
+                engine = self._checked(expected)
+        except (MemoryError, RuntimeError) as error:
             if is_out_of_memory(error):
                 raise MachineError(
                     f"memory does not hold a microbatch of {self.microbatch_size} examples. Take a "
                     "smaller microbatch_size, or leave it out."
                 ) from None
-            raise InputError(f"fails on this model: {first_line(error)}") from error
+            raise
         if self.name == CLOSED_FORM and self._speed.microbatch_size is None:  # nothing is written out
             self.microbatch_size = self._fitting(MICROBATCH_SIZE)
+        return engine
+
+    def _checked(self, expected: Expected) -> Engine:
+        """The same, or whatever building and checking it raises."""
+        engine = BUILDERS[self.name](self._model, self._loss_fn, self._row, self._speed)
+        every = torch.get_num_threads()
+        self.num_workers = (self._speed.workers or every) if engine.parallel and not self.on_gpu else 1
+        own = every if self.num_workers == 1 else 1
+        self.threads = ThreadPoolExecutor(self.num_workers, "microbatch", initializer=set_own_threads, initargs=(own,))
+        self.microbatch_size = self._size(0, expected)
+        if self.name != "reference":  # one view at a time: no size takes more memory than another
+            self._choose(engine, expected)
+        self._check.refuse(engine, expected)
+        size = 2 if self.name == "reference" else self.microbatch_size
+        precision, compiles = self._speed.precision, self._speed.compile
+        self._check.refuse_in_run(engine, expected, self._clip, size, precision, compiles)
         return engine
 
     def _choose(self, engine: Engine, expected: Expected) -> None:

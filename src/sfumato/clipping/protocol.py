@@ -84,11 +84,6 @@ class ClippedGrad:
     clipping_norm: float = math.nan
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that a device, or this machine, has no memory left."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
-
-
 @dataclasses.dataclass(frozen=True)
 class Speed:
     """Settings of `sfumato.clipping.clipped_grad` that decide speed alone.

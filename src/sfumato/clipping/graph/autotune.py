@@ -13,7 +13,7 @@ import torch
 from sfumato.clipping.graph.rules import GHOSTS, METHODS
 from sfumato.clipping.graph.rules.site import SiteRecord
 from sfumato.clipping.graph.weights import Weights
-from sfumato.clipping.protocol import is_out_of_memory
+from sfumato.errors import is_out_of_memory
 
 # A method this many times slower than the best so far is not tried again.
 _HOPELESS = 1.5
