@@ -28,6 +28,7 @@ def numbers(pattern, text):
     return [float(found) for found in re.search(pattern, text).groups()]
 
 
+@pytest.mark.slow
 def test_a_loop_of_ones_own_learns_and_says_what_it_spent():
     accuracy, epsilon = numbers(r"accuracy ([\d.]+) at epsilon ([\d.]+)", output_of("private_loop.py"))
     assert accuracy > 0.8 and 2 < epsilon < 3

@@ -114,7 +114,7 @@ def test_the_corners_of_the_range_have_an_epsilon_and_no_warning_reaches_anyone(
         TABLE_12.replace(num_steps=300),
         TABLE_12.replace(num_steps=1),
         Mechanism(40, 8, 2.0, 45, images_per_unit=4),
-        Mechanism(60_000, 2048, 1.0, 1500),
+        pytest.param(Mechanism(60_000, 2048, 1.0, 1500), marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -237,6 +237,7 @@ def shares(folder):
     an_audit().run(0.9, folder)
 
 
+@pytest.mark.slow
 def test_two_processes_share_one_audit_and_find_the_same(tmp_path):
     folder = tmp_path / "audit"
     other = multiprocessing.get_context("spawn").Process(target=shares, args=(folder,))

@@ -66,7 +66,10 @@ def test_where_pld_states_no_epsilon_none_is_shown(delta=1e-15):
 
 @pytest.mark.parametrize(
     "claim, delta, less_noise, false_positives",
-    [(Mechanism(1000, 1, 1.3, 100), 1e-11, 1.05, 0.38), (Mechanism(1000, 1, 0.0, 0), 1e-3, None, 0.1)],
+    [
+        pytest.param(Mechanism(1000, 1, 1.3, 100), 1e-11, 1.05, 0.38, marks=pytest.mark.slow),
+        (Mechanism(1000, 1, 0.0, 0), 1e-3, None, 0.1),
+    ],
     ids=["pld states nothing of some amounts", "nothing is released"],
 )
 def test_epsilon_is_above_a_refuted_claim_in_odd_cases_too(claim, delta, less_noise, false_positives):

@@ -64,6 +64,7 @@ def assert_equal(compiled, inputs, targets):
         torch.testing.assert_close(fused.grad_sum[name], value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_ten_batches_of_any_size_take_one_compilation(problem, compiled, monkeypatch):
     _, inputs, targets = problem
     monkeypatch.setattr(torch._inductor, "compile", None)
@@ -71,6 +72,7 @@ def test_ten_batches_of_any_size_take_one_compilation(problem, compiled, monkeyp
         assert_equal(compiled, inputs[:size], targets[:size])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [0.0, 1e30, float("nan")])
 def test_the_graph_is_used_whatever_the_images_are(problem, compiled, monkeypatch, value):
     """A microbatch that was computed otherwise because of one image would round all others otherwise."""
@@ -81,6 +83,7 @@ def test_the_graph_is_used_whatever_the_images_are(problem, compiled, monkeypatc
     compiled[1](inputs, targets)
 
 
+@pytest.mark.slow
 def test_new_parameter_values_are_seen(problem, compiled):
     model, inputs, targets = problem
     with torch.no_grad():
@@ -89,6 +92,7 @@ def test_new_parameter_values_are_seen(problem, compiled):
     assert_equal(compiled, inputs, targets)
 
 
+@pytest.mark.slow
 def test_an_example_that_is_not_finite_does_not_spread(problem, compiled):
     _, inputs, targets = problem
     inputs = inputs.clone()

@@ -82,14 +82,14 @@ narrow = {
 }
 
 QUICK = {
-    "nf_resnet26": create("nf_resnet26", **nf),
-    "resnet26": create("resnet26", norm_layer=GroupNorm1, **four),
     "convnext_atto": create("convnext_atto", **next_),
     "vit_tiny": create("vit_tiny_patch16_224", **vit),
-    "swin_tiny": create("swin_tiny_patch4_window7_224", **swin),
     "torchvision_vit": torchvision_vit,
 }
 SLOW = {
+    "swin_tiny": create("swin_tiny_patch4_window7_224", **swin),
+    "resnet26": create("resnet26", norm_layer=GroupNorm1, **four),
+    "nf_resnet26": create("nf_resnet26", **nf),
     "mobilenetv3_small": override("mobilenetv3_small_050", **narrow),
     "maxvit_nano_rw": create("maxvit_nano_rw_256", block_type=("M", "M"), **hybrid),
     "nf_seresnet50": create("nf_seresnet50", **nf),

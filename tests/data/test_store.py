@@ -143,7 +143,9 @@ decoding.decode_cached(root, find_images(root), image_size=8, channels=1, report
 """
 
 
-@pytest.mark.parametrize("moment", [3, 13, 99])
+@pytest.mark.parametrize(
+    "moment", [pytest.param(3, marks=pytest.mark.slow), 13, pytest.param(99, marks=pytest.mark.slow)]
+)
 def test_a_process_that_is_killed_at_any_moment_is_gone_on_from(root, decoded_names, moment):
     process = subprocess.run([sys.executable, "-c", _FILLS, str(root), str(moment)], capture_output=True)
     assert process.returncode in (-signal.SIGKILL, 0), process.stderr

@@ -90,7 +90,9 @@ def test_few_images_are_warned_about(num_examples, warned):
         (3_000, {"target_epsilon": 0.03}, {"batch_size": 16, "num_steps": 20}),
         (1_437, {"noise_multiplier": 4000.0}, {}),
         (3_000, {"noise_multiplier": 400.0, "target_epsilon": 0.02}, {"num_steps": 50}),
-        (3_000, {"noise_multiplier": 400.0, "target_epsilon": 0.02}, {"batch_size": 64}),
+        pytest.param(
+            *(3_000, {"noise_multiplier": 400.0, "target_epsilon": 0.02}, {"batch_size": 64}), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_noise_that_drowns_the_signal_is_warned_about_with_numbers_that_help(num_examples, privacy, training):

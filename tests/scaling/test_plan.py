@@ -83,7 +83,7 @@ def test_random_plans_never_exceed_their_target_and_never_fail(monkeypatch):
     """By RDP, which takes milliseconds, and without advice, which is by PLD; numbers over all that is possible."""
     monkeypatch.setattr("sfumato.scaling.equal_noise.advice", lambda mechanism, delta: {})
     rng, answered = random.Random(0), 0
-    for _ in range(25):
+    for _ in range(12):
         num_examples = int(10 ** rng.uniform(0, 9))
         given = {
             "batch_size": rng.choice([1, num_examples, max(1, num_examples // 2)]),
@@ -105,7 +105,7 @@ def test_random_plans_never_exceed_their_target_and_never_fail(monkeypatch):
             mechanism = Mechanism(num_examples, facts.batch_size, facts.noise_multiplier, facts.num_steps)
             rows = table(mechanism, facts.delta, "rdp", Price(), None)
             assert all(1 <= row["batch_size"] <= num_examples for row in rows)
-    assert answered > 12
+    assert answered > 6
 
 
 NUMBERS = (

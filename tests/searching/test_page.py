@@ -40,7 +40,7 @@ def test_what_the_final_epsilon_covers_is_told(is_public):
     assert ("looked at public images alone (digits): that covers the search, too" in text) == is_public
 
 
-def test_a_file_from_before_scores_were_noted_has_a_page_without_them():
-    stages = [stage.model_copy(update={"accuracies": []}) for stage in search().stages]
+def test_a_search_whose_trials_were_all_given_up_has_a_page_without_a_chart():
+    stages = [stage.model_copy(update={"accuracies": [None] * len(stage.tried)}) for stage in search().stages]
     text = render(search().model_copy(update={"stages": stages}))
     assert "<svg" not in text and "+2.13" in text

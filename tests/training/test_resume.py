@@ -115,7 +115,7 @@ def complete(finished, tmp_path):
     [
         (("ledger", 11, 0.5), 2),  # torn: no noise was drawn
         (("ledger", 12, 1.0), 3),  # whole: counts, whether noise was drawn or not
-        (("ledger", STEPS + 1, 1.0), 2),  # the last line of all
+        pytest.param(("ledger", STEPS + 1, 1.0), 2, marks=pytest.mark.slow),  # the last line of all
         pytest.param(("file", 9, 0.5), EVERY, marks=pytest.mark.slow),
         (("file", 9, 1.0), EVERY),  # a checkpoint that is whole, but not yet under its name
     ],
@@ -132,7 +132,7 @@ def test_killed_in_a_write_a_private_run_ends_with_every_release_counted(tmp_pat
     assert (f"{lost} update(s) since the last checkpoint are lost" in log.read_text()) == (lost > 0)
 
 
-@pytest.mark.parametrize("number", [1, 3, 5, 6])
+@pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.slow), 3, 5, 6])
 def test_a_start_that_was_killed_in_any_write_begins_again(tmp_path, number):
     """Recipe, digest of the images, checkpoint 0, certificate; and the ledger's first line."""
     folder, log, few = tmp_path / "run", tmp_path / "log", {"training__num_steps": 2, "model__options__width": 2}
@@ -151,7 +151,7 @@ ON_FEATURES = {"model.trainable": "classifier", "model.features": "raw"}
     [
         ({"optimizer.momentum": 0.9}, ("file", 9, 1.0)),
         (ADAM, ("ledger", 11, 0.5)),
-        (ON_FEATURES, ("file", 9, 1.0)),
+        pytest.param(ON_FEATURES, ("file", 9, 1.0), marks=pytest.mark.slow),
     ],
     ids=str,
 )

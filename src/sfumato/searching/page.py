@@ -36,14 +36,14 @@ def _stage(stage: Stage) -> list[str]:
 
 def _trials(stage: Stage) -> list[list[str]]:
     rows = []
-    for number, (settings, reached) in enumerate(zip(stage.tried, stage.accuracies, strict=False)):
+    for number, (settings, reached) in enumerate(zip(stage.tried, stage.accuracies, strict=True)):
         told = "given up" if reached is None else formats.per_cent(reached)
         rows.append([stage.name, in_words(settings), told, "kept" if stage.counts and number == stage.best else ""])
     return rows
 
 
 def _chart(stages: list[Stage]) -> Chart | None:
-    """Accuracies of the trials one after the other, a colour for each stage; None where none was noted."""
+    """Accuracies of the trials one after the other, a colour for each stage; None where all were given up."""
     curves, count = [], 0
     for number, stage in enumerate(stages):
         reached = [(count + i, 100 * value) for i, value in enumerate(stage.accuracies, 1) if value is not None]

@@ -35,7 +35,7 @@ class Stage(Gain):
     Attributes:
         settings: After the stage.
         tried: What was compared, in order.
-        accuracies: Of each, the mean over the seeds; None of one that was given up. Absent from files of old.
+        accuracies: Of each, the mean over the seeds; None of one that was given up.
         untried: What the group has besides, for which there were too few trials.
     """
 
@@ -43,7 +43,7 @@ class Stage(Gain):
     settings: dict[str, Any]
     tried: list[dict[str, Any]]
     untried: list[dict[str, Any]]
-    accuracies: list[float | None] = []
+    accuracies: list[float | None]
 
 
 class Predicted(Record):
