@@ -72,11 +72,12 @@ def test_the_same_command_again_goes_on_where_it_stopped_and_means_are_of_all_se
     assert (tmp_path / "again" / "seed-0" / "ledger.jsonl").read_bytes() == ledger
     one, two = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert two["runs"][0] == one["runs"][0] and two["compute_fraction"] == 16 / 512
-    averaged = ("accuracy", "accuracy_last", "test_accuracy")
+    averaged = ("accuracy", "accuracy_last", "accuracy_top5", "test_accuracy", "balanced_accuracy")
     assert [two[key] for key in averaged] == [
         pytest.approx(sum(run[key] for run in two["runs"]) / 2) for key in averaged
     ]
     assert any(two[key] != one[key] for key in averaged)
+    assert one["accuracy_interval"] is not None and two["accuracy_interval"] is None
     first = json.loads((study / "16" / "seed-1" / "result.json").read_text())
     assert two["runs"][1]["accuracy"] == first["accuracy"]  # equal seeds, equal runs
     assert sfumato([*arguments, "--seeds", "0", "--set", "optimizer.learning_rate=9.0"]) == 2

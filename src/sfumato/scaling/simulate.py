@@ -19,8 +19,9 @@ from sfumato.run_folder.record import Result
 from sfumato.training.logs import Progress, watching
 from sfumato.training.trainer import Trainer
 
+_ACCURACIES = ("accuracy", "accuracy_last", "accuracy_top5")
 _WITH_VIEWS = ("accuracy_augtest_vote", "accuracy_augtest_mean")
-_AVERAGED = ("accuracy", "accuracy_last", "test_accuracy", "test_accuracy_last", *_WITH_VIEWS)
+_AVERAGED = (*_ACCURACIES, *(f"test_{name}" for name in _ACCURACIES), *_WITH_VIEWS, "balanced_accuracy", "auroc")
 
 
 def simulated(recipe: ResolvedRecipe, batch_size: int, seed: int) -> ResolvedRecipe:
@@ -50,8 +51,8 @@ def simulated(recipe: ResolvedRecipe, batch_size: int, seed: int) -> ResolvedRec
 
 
 class Simulation(Result):
-    """The result of the first seed, `accuracy`, `accuracy_last` and accuracies with views averaged
-    over seeds.
+    """The result of the first seed, with accuracies and `auroc` averaged over seeds; what is told class by class is the
+    first one's, and of several seeds there is no `accuracy_interval`.
 
     Attributes:
         runs: Each seed's own.
@@ -105,8 +106,10 @@ def simulate(
         with watching(progress) as watched:
             runs.append(trainer.run(simulation, folder, resume=folder.exists(), progress=watched))
         write_report(folder)
-    averaged = [key for key in _AVERAGED if getattr(runs[0], key) is not None]
-    mean = {key: sum(getattr(run, key) for run in runs) / len(runs) for key in averaged}
+    scores = {key: [getattr(run, key) for run in runs] for key in _AVERAGED}
+    mean = {key: None if None in found else sum(found) / len(found) for key, found in scores.items()}
+    if len(runs) > 1:
+        mean["accuracy_interval"] = None
     fraction = batch_size / resolved.training.batch_size
     return Simulation(**{**dict(runs[0]), **mean}, seeds=list(seeds), runs=runs, compute_fraction=fraction)
 
