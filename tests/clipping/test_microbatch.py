@@ -8,6 +8,7 @@ import torch
 
 from sfumato.clipping import clipped_grad
 from sfumato.clipping.microbatch import count_saved, default_microbatch_size, find_microbatch_size, fits_batch
+from sfumato.clipping.prepared import BUILDERS
 from sfumato.errors import InputError, MachineError, refusing
 from tests.clipping.problems import cross_entropy
 
@@ -101,8 +102,12 @@ def test_no_memory_left_is_the_machine_s_fault_wherever_a_model_is_tried(error, 
     grad_fn = clipped_grad(torch.nn.Linear(3, 2), cross_entropy, clipping_norm=1.0, engine="func", microbatch_size=4)
     with pytest.raises(kind, match="other" if kind is InputError else "a microbatch of 4 examples"):
         grad_fn.prepare(torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64))
-    with pytest.raises(InputError if kind is InputError else type(error)), refusing("what", "remedy", Exception):
+    of_its_own = InputError if kind is InputError else type(error)  # where no microbatch is to blame
+    with pytest.raises(of_its_own), refusing("what", "remedy", Exception):
         broken()
+    monkeypatch.setitem(BUILDERS, "func", broken)
+    with pytest.raises(of_its_own):
+        grad_fn.prepare(torch.zeros(1, 3), torch.zeros(1, dtype=torch.int64))
 
 
 def test_any_other_error_is_shown():

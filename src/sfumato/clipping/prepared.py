@@ -60,7 +60,6 @@ class Prepared:
     name: str
     num_workers: int
     threads: ThreadPoolExecutor
-    microbatch_size: int
 
     def __init__(
         self,
@@ -135,35 +134,35 @@ class Prepared:
         Raises:
             InputError: If it cannot take the model, or gives something else than single images do.
         """
-        try:
-            with refusing("fails on this model", "", Exception):  # engines raise whatever the model's code runs into
-                engine = self._checked(expected)
-        except (MemoryError, RuntimeError) as error:
-            if is_out_of_memory(error):
-                raise MachineError(
-                    f"memory does not hold a microbatch of {self.microbatch_size} examples. Take a "
-                    "smaller microbatch_size, or leave it out."
-                ) from None
-            raise
+        with refusing("fails on this model", "", Exception):  # engines raise whatever the model's code runs into
+            engine = BUILDERS[self.name](self._model, self._loss_fn, self._row, self._speed)
+            every = torch.get_num_threads()
+            self.num_workers = (self._speed.workers or every) if engine.parallel and not self.on_gpu else 1
+            own = every if self.num_workers == 1 else 1
+            self.threads = ThreadPoolExecutor(
+                self.num_workers, "microbatch", initializer=set_own_threads, initargs=(own,)
+            )
+            self.microbatch_size = self._size(0, expected)
+            try:
+                self._settle_and_check(engine, expected)
+            except (MemoryError, RuntimeError) as error:
+                if is_out_of_memory(error):
+                    raise MachineError(
+                        f"memory does not hold a microbatch of {self.microbatch_size} examples. Take a "
+                        "smaller microbatch_size, or leave it out."
+                    ) from None
+                raise
         if self.name == CLOSED_FORM and self._speed.microbatch_size is None:  # nothing is written out
             self.microbatch_size = self._fitting(MICROBATCH_SIZE)
         return engine
 
-    def _checked(self, expected: Expected) -> Engine:
-        """The same, or whatever building and checking it raises."""
-        engine = BUILDERS[self.name](self._model, self._loss_fn, self._row, self._speed)
-        every = torch.get_num_threads()
-        self.num_workers = (self._speed.workers or every) if engine.parallel and not self.on_gpu else 1
-        own = every if self.num_workers == 1 else 1
-        self.threads = ThreadPoolExecutor(self.num_workers, "microbatch", initializer=set_own_threads, initargs=(own,))
-        self.microbatch_size = self._size(0, expected)
+    def _settle_and_check(self, engine: Engine, expected: Expected) -> None:
         if self.name != "reference":  # one view at a time: no size takes more memory than another
             self._choose(engine, expected)
         self._check.refuse(engine, expected)
         size = 2 if self.name == "reference" else self.microbatch_size
         precision, compiles = self._speed.precision, self._speed.compile
         self._check.refuse_in_run(engine, expected, self._clip, size, precision, compiles)
-        return engine
 
     def _choose(self, engine: Engine, expected: Expected) -> None:
         """Settles how the engine computes, and on a GPU the microbatch's size. A CPU is at its best with few."""
