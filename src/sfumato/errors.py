@@ -64,8 +64,8 @@ def refusing(what: str, remedy: str, *kinds: type[Exception]) -> Iterator[None]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that a device, or this machine, has no memory left."""
-    names = ("MemoryError", "OutOfMemoryError")  # torch's own is not imported here
-    return type(error).__name__ in names or "can't allocate memory" in str(error)
+    is_torchs = type(error).__name__ == "OutOfMemoryError"  # by name: torch is not imported here
+    return isinstance(error, MemoryError) or is_torchs or "can't allocate memory" in str(error)
 
 
 def first_line(error: BaseException) -> str:

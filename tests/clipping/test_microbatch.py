@@ -92,7 +92,11 @@ def test_a_model_too_large_for_one_example_is_the_machine_s_fault():
         find_microbatch_size(Machine(0), 128)
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError("other")])
+class OfArrays(MemoryError):
+    """As NumPy's own."""
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), OfArrays(), RuntimeError("other")])
 def test_no_memory_left_is_the_machine_s_fault_wherever_a_model_is_tried(error, monkeypatch):
     def broken(*_):
         raise error
