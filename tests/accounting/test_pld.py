@@ -1,9 +1,10 @@
 import math
 
+import numpy as np
 import pytest
-from dp_accounting.pld import common
+from dp_accounting.pld import common, privacy_loss_distribution, privacy_loss_mechanism
 
-from sfumato.accounting import pld
+from sfumato.accounting import mixture, pld
 from sfumato.accounting.pld import Cost, epsilon_pld
 from sfumato.accounting.rdp import epsilon_rdp
 from tests.accounting import truth
@@ -128,3 +129,21 @@ def test_composing_by_blocks_changes_nothing(monkeypatch, steps):
     at_once = epsilon_pld([(0.01, 2.0, steps)], 1e-5).epsilon
     monkeypatch.setattr(pld, "_MAX_STEPS_AT_ONCE", 1000)
     assert epsilon_pld([(0.01, 2.0, steps)], 1e-5).epsilon == pytest.approx(at_once, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "q, sigma, images, interval", [(1 / 6, 2.0, 3, 0.05), (0.005, 1.0, 2, 0.02), (0.01, 5.0, 300, 0.2)], ids=str
+)
+def test_a_step_of_a_person_is_the_library_s_mixture_to_the_last_bit(q, sigma, images, interval, monkeypatch):
+    monkeypatch.setattr(mixture, "_BLOCK", 1000)
+    probs = np.exp(pld._log_binomial(images, q))
+    theirs = privacy_loss_distribution.from_mixture_gaussian_mechanism(
+        sigma, range(images + 1), probs, value_discretization_interval=interval
+    )
+    # What is replaced there: under another name ours would be as slow.
+    assert hasattr(privacy_loss_mechanism.MixtureGaussianPrivacyLoss, "_inverse_privacy_losses_with_range")
+    ours = mixture.from_mixture(sigma, probs, interval)
+    for direction in ("_pmf_remove", "_pmf_add"):
+        found, expected = (vars(getattr(each, direction).to_dense_pmf()) for each in (ours, theirs))
+        np.testing.assert_equal(found, expected)
+        assert len(found["_probs"]) > 50

@@ -20,7 +20,6 @@ MAX_BYTES = 2e9
 MAX_SECONDS = 10.0
 # A first attempt costs at most this; it is refined only where its own check asks for it.
 _FIRST_SECONDS = 1.0
-_CURVE_SECONDS = 0.2  # at most, of what makes the grid of `deltas_pld` finer than needed
 
 # The step is halved until that changes the answer by less than the first, or becomes too slow; then
 # less than the second is accepted. The error that is left is no larger than the last change.
@@ -127,10 +126,9 @@ def deltas_pld(parts: Sequence[Part], epsilons: Sequence[float], images: int = 1
     if images > MOST_IMAGES:
         return None
     cost = Cost.together(parts, images)
-    interval = min(cost.interval, cost.interval * cost.seconds(cost.interval) / _CURVE_SECONDS)
-    if not cost.affordable(interval):
+    if not cost.affordable(cost.interval):
         return None
-    composed = _composed(parts, images, interval)
+    composed = _composed(parts, images, cost.interval)
     found = np.asarray(composed.get_delta_for_epsilon(list(epsilons)), dtype=np.float64)
     return np.minimum(found.clip(0) + _rounding(parts), 1) if np.isfinite(found).all() else None
 
@@ -165,12 +163,13 @@ def _composed(parts: Sequence[Part], images: int, interval: float) -> Any:
 
 @functools.lru_cache(maxsize=2)  # on two grids, for each of the numbers of steps that one run asks for
 def _one_step(q: float, sigma: float, images: int, interval: float) -> Any:
+    if images > 1:
+        from sfumato.accounting.mixture import from_mixture
+
+        return from_mixture(sigma, np.exp(_log_binomial(images, q)), interval)
     from dp_accounting.pld import privacy_loss_distribution as of
 
-    if images == 1:
-        return of.from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=interval)
-    weights = np.exp(_log_binomial(images, q))
-    return of.from_mixture_gaussian_mechanism(sigma, range(images + 1), weights, value_discretization_interval=interval)
+    return of.from_gaussian_mechanism(sigma, sampling_prob=q, value_discretization_interval=interval)
 
 
 def _compose(one_step, num_steps: int):
