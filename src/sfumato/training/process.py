@@ -75,7 +75,7 @@ def end_with(parent: int, number: signal.Signals) -> None:
 
 
 # Numbers of glibc's mallopt (malloc.h).
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
 
 
 def keep_freed_memory() -> None:
@@ -85,7 +85,6 @@ def keep_freed_memory() -> None:
     of the processor time of small networks (LOG.md). Elsewhere than on glibc nothing happens.
     """
     mallopt = _of_glibc("mallopt")
-    mallopt(_ARENA_MAX, 1)  # threads share blocks
     mallopt(_MMAP_MAX, 0)  # what lies above 32 MiB would be mapped anew each time: no threshold is larger
     mallopt(_TRIM_THRESHOLD, 2**31 - 1)
     mallopt(_TOP_PAD, 16 << 20)
