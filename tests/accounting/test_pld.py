@@ -147,3 +147,9 @@ def test_a_step_of_a_person_is_the_library_s_mixture_to_the_last_bit(q, sigma, i
         found, expected = (vars(getattr(each, direction).to_dense_pmf()) for each in (ours, theirs))
         np.testing.assert_equal(found, expected)
         assert len(found["_probs"]) > 50
+
+
+def test_the_search_for_a_loss_ends_where_floats_lie_further_apart_than_its_precision():
+    loss = mixture._Loss(1e6, range(3), [0.25, 0.5, 0.25])
+    far = loss._inverse_privacy_losses_with_range(np.array([loss.privacy_loss(3e12)]), (0.0, 1e13))
+    assert far == pytest.approx(3e12, rel=1e-3)

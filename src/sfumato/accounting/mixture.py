@@ -41,12 +41,14 @@ class _Loss(MixtureGaussianPrivacyLoss):
             As there, for each loss: the smallest multiple of ``precision`` at which the loss is at most that.
         """
         low, high = np.full_like(privacy_losses, bounds[0]), np.full_like(privacy_losses, bounds[1])
-        while (wide := high - low > precision).any():
+        while True:
             middle = (low + high) / 2
+            wide = (high - low > precision) & (low < middle) & (middle < high)  # far out no number lies between
+            if not wide.any():
+                return np.floor(high / precision) * precision
             points, of_each = np.unique(middle, return_inverse=True)
             above = self._losses(points)[of_each] > privacy_losses  # they fall as x grows
             low, high = np.where(wide & above, middle, low), np.where(wide & ~above, middle, high)
-        return np.floor(high / precision) * precision
 
     def _losses(self, points: np.ndarray) -> np.ndarray:
         """``privacy_loss`` of each."""
