@@ -121,7 +121,8 @@ def _trade_off(
         return _EPSILONS, np.ones_like(_EPSILONS), "pairs"
     if selection is None and all(q == 1 for q, _, _ in parts):  # one Gaussian, in closed form
         mu = mu_of(parts, images)
-        deltas = np.exp([log_delta_gaussian(mu, epsilon) for epsilon in _EPSILONS.tolist()])
+        # Not `epsilon`, the function: Python 3.12.1 would take it for a local name below.
+        deltas = np.exp([log_delta_gaussian(mu, at) for at in _EPSILONS.tolist()])
         return _EPSILONS, np.minimum(deltas * (1 + 1e-9), 1.0), "pld"
     if selection is None and (by_pld := deltas_pld(parts, _EPSILONS.tolist(), images)) is not None:
         return _EPSILONS, by_pld, "pld"
