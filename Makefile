@@ -11,14 +11,19 @@ DATA := $(or $(SFUMATO_DATA),$(HOME)/.cache/sfumato/data)
 export OMP_WAIT_POLICY := PASSIVE
 # Tests write and sync many small files: in memory, where there is such a place.
 export TMPDIR := $(if $(wildcard /dev/shm),/dev/shm,$(or $(TMPDIR),/tmp))
-# A file of tests on each core: they use little more than one each.
+# A file of tests a process, of which there is one more than cores (tests/conftest.py).
 PYTEST := $(VENV)/bin/python -m pytest -q --numprocesses auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test quick test-slow test-lowest docs browser lint setup release-check
+MAKEFLAGS += --jobs=2
+
+.PHONY: demo test laws quick test-slow test-lowest docs browser lint setup release-check
 demo: $(USED)
 	$(VENV)/bin/sfumato train demo/digits
 
-test: lint $(DATA)/.unpacked
+# Lint and types beside the laws.
+test: lint laws
+
+laws: $(STAMP) $(DATA)/.unpacked
 	SFUMATO_DATA=$(DATA) $(PYTEST)
 
 # Before a commit: style, types, and the laws that take seconds.
