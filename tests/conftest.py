@@ -16,9 +16,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's backgro
 LONG = ("test_resume.py", "test_compiled.py", "test_command.py", "test_study.py", "test_ranks.py", "test_use.py")
 
 
+@pytest.hookimpl(wrapper=True, optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """One more than cores: a test often waits for processes of its own."""
-    return (os.cpu_count() or 1) + 1
+    """One more than the cores that may be used: a test often waits for processes of its own."""
+    return (yield) + 1
 
 
 @pytest.fixture
